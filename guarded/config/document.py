@@ -1,0 +1,127 @@
+"""The tree a config source becomes: plain values, each with the place it came from.
+
+Invariants: nodes are never changed once built (aliases and templates share them); lines and columns
+count from 1; a value that came out of ``${…}`` is never shown, its raw text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+PlaceKind = Literal["call site", "environment", "file", "mapping", "code", "default"]
+Path: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value came from; ``line`` and ``col`` are None for everything that is not text."""
+
+    kind: PlaceKind
+    source: str = ""
+    line: int | None = None
+    col: int | None = None
+
+    def __str__(self) -> str:
+        if self.line is not None:
+            return f"{self.source}:{self.line}:{self.col}"
+        if self.kind in ("file", "mapping"):
+            return self.source
+        return f"{self.kind} {self.source}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value of the document.
+
+    Args:
+        value: a scalar, a dict of nodes or a list of nodes.
+        place: where the value stands.
+        key: where its key stands; None outside mappings.
+        shown: what messages print instead of the value, where it came out of ``${…}``.
+    """
+
+    value: Any
+    place: Place
+    key: Place | None = None
+    shown: str | None = None
+
+    def under(self, key: Place | None) -> Node:
+        """The same value under another key."""
+        return self if key is self.key else replace(self, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a source; prints as ``file:line:col: path: message``."""
+
+    path: str
+    message: str
+    place: Place
+    hint: str | None = None
+
+    @property
+    def line(self) -> int | None:
+        """Line, counted from 1; None where the source is no text."""
+        return self.place.line
+
+    @property
+    def col(self) -> int | None:
+        """Column, counted from 1; None where the source is no text."""
+        return self.place.col
+
+    def __str__(self) -> str:
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.place}: {self.path or 'document'}: {self.message}{hint}"
+
+
+def dotted(path: Path) -> str:
+    """``("policies", "db", "on", 0)`` as ``policies.db.on[0]``; keys that are no plain words are quoted."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif step.replace("_", "").replace("-", "").isalnum():
+            text += f".{step}" if text else step
+        else:
+            text += f'["{step}"]'
+    return text
+
+
+def plain(node: Node) -> Any:
+    """The node as ordinary dicts, lists and scalars."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    return node.value
+
+
+def find(root: Node, path: Path) -> Node:
+    """The node at ``path``, or the deepest one on the way to it."""
+    node = root
+    for step in path:
+        try:
+            node = node.value[step]
+        except (KeyError, IndexError, TypeError):
+            break
+    return node
+
+
+def shown(node: Node) -> str:
+    """The value as messages may print it: raw where it came out of ``${…}``, and never long."""
+    text = node.shown if node.shown is not None else repr(plain(node))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every scalar under ``node`` with its path."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(node.value, list):
+        for index, child in enumerate(node.value):
+            yield from leaves(child, (*path, index))
+    else:
+        yield path, node

@@ -1,0 +1,100 @@
+"""``extends``, ``defaults`` and ``null``: raw bodies of the document to effective ones.
+
+Maps merge, lists and scalars replace, ``null`` removes. Later names in ``extends`` win over earlier ones, the own
+body over all of them; ``defaults`` lie below everything. Each value keeps the place it was written at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from guarded.config.document import Node, Problem, dotted
+from guarded.config.references import nearest
+
+MAX_CHAIN = 32
+_KEEPS_NULL = ("fallback", "value")
+
+
+def merge(base: Node, over: Node) -> Node:
+    """`over` on top of `base`; a null stays in the result, to remove what comes below it later too."""
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    merged = dict(base.value)
+    for key, node in over.value.items():
+        merged[key] = merge(merged[key], node) if key in merged else node
+    return replace(over, value=merged)
+
+
+def prune(body: Node) -> Node:
+    """A body without what null removed: layers, and options of layers."""
+    layers: dict[str, Node] = {}
+    for kind, layer in body.value.items():
+        if layer.value is None:
+            continue
+        if isinstance(layer.value, dict):
+            options = {
+                name: node
+                for name, node in layer.value.items()
+                if node.value is not None or (kind, name) == _KEEPS_NULL
+            }
+            layer = replace(layer, value=options)
+        layers[kind] = layer
+    return replace(body, value=layers)
+
+
+class Templates:
+    """The templates of one document, resolved once each; cycles and unknown names become problems."""
+
+    def __init__(self, raw: Mapping[str, Node], policies: Mapping[str, Node], problems: list[Problem]) -> None:
+        self._raw = raw
+        self._policies = policies
+        self._problems = problems
+        self._done: dict[str, Node | None] = {}
+
+    def apply(self, body: Node, path: tuple[str, ...], trail: tuple[str, ...] = ()) -> Node | None:
+        """`body` with everything it extends below it; None when a name in ``extends`` is no good."""
+        extends = body.value.get("extends")
+        own = replace(body, value={key: node for key, node in body.value.items() if key != "extends"})
+        if extends is None or extends.value is None:
+            return own
+        names = extends.value if isinstance(extends.value, list) else [extends]
+        result: Node | None = None
+        for name in names:
+            template = self._template(name, (*path, "extends"), trail)
+            if template is None:
+                return None
+            result = template if result is None else merge(result, template)
+        return own if result is None else merge(result, own)
+
+    def _template(self, name: Node, path: tuple[str, ...], trail: tuple[str, ...]) -> Node | None:
+        word = name.value
+        if not isinstance(word, str):
+            return None  # the schema has said so
+        if word in trail:
+            cycle = " → ".join((*trail[trail.index(word) :], word))
+            self._note(name, path, f"templates extend each other in a circle: {cycle}")
+            return None
+        if word in self._done:
+            return self._done[word]
+        if word not in self._raw:
+            self._unknown(name, path)
+            return None
+        if len(trail) >= MAX_CHAIN:
+            self._note(name, path, f"a chain of more than {MAX_CHAIN} templates")
+            return None
+        raw = self._raw[word]
+        done = self.apply(raw, ("templates", word), (*trail, word)) if isinstance(raw.value, dict) else None
+        self._done[word] = done
+        return done
+
+    def _unknown(self, name: Node, path: tuple[str, ...]) -> None:
+        word = name.value
+        if word in self._policies:
+            hint = f"a policy is shared by name, not extended: write its kind with the name {word}, or make it a template"
+            self._note(name, path, f"{word!r} is a policy, not a template", hint)
+        else:
+            self._note(name, path, f"there is no template {word!r}", nearest(word, self._raw))
+
+    def _note(self, name: Node, path: tuple[str, ...], message: str, hint: str | None = None) -> None:
+        self._problems.append(Problem(dotted(path), message, name.place, hint))
