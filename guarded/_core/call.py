@@ -1,0 +1,161 @@
+"""One guarded call while it runs: the state that its layers share.
+
+A `Call` is made by the wrapper for each call, handed down the chain, and published in one context
+variable, so that the body and everything it calls can find its deadline, token and attempt. Whoever
+runs the rest of the chain concurrently (a worker thread, a hedge) works on a `fork`.
+
+Times are seconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from guarded._core import clock
+from guarded.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from guarded.cancel import CancelToken
+
+_serial = itertools.count(1)
+_process = os.urandom(4).hex()
+
+
+def _new_process_prefix() -> None:
+    global _process
+    _process = os.urandom(4).hex()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_process_prefix)
+
+
+class Deadline:
+    """An absolute point in time, who set it, and what was being waited for last.
+
+    One object is shared by all calls it encloses, so that the layer which set it can say what it cut short.
+    """
+
+    __slots__ = ("during", "enforced", "policy", "until")
+
+    def __init__(self, until: float, policy: str | None = None) -> None:
+        self.until = until
+        self.policy = policy
+        self.during = "running"
+        self.enforced = False  # whether the caller leaves on time even when this thread is blocked
+
+
+class Stream:
+    """What the layers of a guarded generator leave with the wrapper that drives it.
+
+    A layer returns as soon as the first item is there; what must last until the end of the stream
+    (a held slot, a pending outcome) is put here, innermost layer first.
+    """
+
+    __slots__ = ("exits", "step", "thrown")
+
+    def __init__(self, step: Callable[[Callable[[], Any]], Any]) -> None:
+        self.exits: list[Callable[[BaseException | None], None]] = []  # called with how the stream ended
+        self.step = step  # runs one resumption of the body; a deadline layer puts its own around it
+        self.thrown: BaseException | None = None  # what the consumer threw in last
+
+
+class Call:
+    """State of one guarded call.
+
+    Defaults live on the class and no ``__init__`` runs, since one is made for every call.
+    """
+
+    parent: Call | None = None
+    function: str = ""
+    deadline: Deadline | None = None  # the effective one: the earliest of all that enclose this point
+    token: CancelToken | None = None
+    attempt: int | None = None  # set by a retry layer; None means "ask the parent"
+    held: Any = None  # linked list (owner, rest) of what this call holds, for detecting self-deadlock
+    key: str | None = None  # derived idempotency key to pass downstream
+    stream: Stream | None = None  # generators only
+    _id: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Short id shared by all events of this call; made on first use."""
+        if self._id is None:
+            self._id = f"{_process}-{next(_serial):x}"
+        return self._id
+
+    @property
+    def until(self) -> float:
+        """Monotonic time of the effective deadline; ``inf`` without one."""
+        return inf if self.deadline is None else self.deadline.until
+
+    def adopt(self, parent: Call) -> None:
+        """Take over what an enclosing call or scope gives: deadline and token."""
+        self.parent = parent
+        self.deadline = parent.deadline
+        self.token = parent.token
+
+    def fork(self) -> Call:
+        """A copy for a concurrent run of the rest of the chain; shares the id."""
+        self.id  # noqa: B018 - fixes the id before copying it
+        twin = Call()
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+current: ContextVar[Call | None] = ContextVar("guarded_call", default=None)
+
+
+def holds(call: Call | None, owner: object) -> bool:
+    """Whether `call` or a call around it holds `owner`."""
+    while call is not None:
+        node = call.held
+        while node is not None:
+            if node[0] is owner:
+                return True
+            node = node[1]
+        call = call.parent
+    return False
+
+
+def attempt() -> int:
+    """Number of the running attempt of the nearest enclosing retry; 1 is the first call, also outside any retry."""
+    call = current.get()
+    while call is not None:
+        if call.attempt is not None:
+            return call.attempt
+        call = call.parent
+    return 1
+
+
+def remaining() -> float:
+    """Seconds left before the effective deadline: ``inf`` without one, never below 0."""
+    call = current.get()
+    return inf if call is None or call.until == inf else max(0.0, call.until - clock.monotonic())
+
+
+def idempotency_key() -> str | None:
+    """The key of the nearest enclosing idempotent call, derived for passing downstream; None outside one."""
+    call = current.get()
+    while call is not None:
+        if call.key is not None:
+            return call.key
+        call = call.parent
+    return None
+
+
+def out_of_time(call: Call, during: str | None = None) -> DeadlineExceeded:
+    """The error for a call whose effective deadline has passed."""
+    deadline = call.deadline or Deadline(clock.monotonic())
+    during = during or deadline.during
+    name = f"deadline {deadline.policy!r}" if deadline.policy else "the deadline"
+    return DeadlineExceeded(
+        f"{call.function or 'call'}: {name} passed while {during}; allow more time or do less in the call",
+        policy=deadline.policy,
+        during=during,
+        until=deadline.until,
+    )

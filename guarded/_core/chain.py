@@ -1,0 +1,172 @@
+"""The layers of one callable, compiled into one chain of closures.
+
+Each layer is a closure ``(call, fn, args, kwargs)`` around the next one; the innermost calls the user's
+function. A chain is compiled at its first call and again after `invalidate_all`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any
+
+from guarded._core.call import Call
+from guarded._core.order import expand_known
+from guarded._core.policy import Args, Fn, Kind, Kwargs, Policy, Site
+from guarded._core.registry import registry
+
+
+class ReturnsAwaitable(BaseException):
+    """A plain function turned out to return an awaitable: unwinds the sync chain, so that it can run as async."""
+
+    def __init__(self, awaitable: Any) -> None:
+        super().__init__()
+        self.awaitable = awaitable
+
+
+class Chain:
+    """The stack of one callable and what it was compiled to.
+
+    Attributes:
+        layers: outermost first, as decorated; names are not looked up.
+        kind: how the callable is called.
+        run: the compiled chain; compiles itself at the first call.
+    """
+
+    __slots__ = ("__weakref__", "function", "kind", "layers", "run", "wrapped")
+
+    def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...]) -> None:
+        self.wrapped = wrapped
+        self.layers = layers
+        self.kind: Kind = kind_of(wrapped)
+        self.function = qualified_name(wrapped)
+        self.run: Callable[[Call, Fn, Args, Kwargs], Any] = self._compile_and_run
+        for index, layer in enumerate(layers):
+            layer.check(Site(self.function, wrapped, self.kind, layers, index))
+        with _chains_lock:
+            _chains.add(self)
+
+    def expanded(self) -> tuple[Policy[Any], ...]:
+        """The layers with stacks opened, leaving out names that are not loaded yet."""
+        return expand_known(self.layers)
+
+    def invalidate(self) -> None:
+        """Compile again at the next call."""
+        self.run = self._compile_and_run
+
+    def turn_async(self) -> None:
+        """From now on treat the callable as one that gives awaitables."""
+        self.kind = "async"
+        self.invalidate()
+
+    def _compile_and_run(self, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        self.run = self._compile()
+        return self.run(call, fn, args, kwargs)
+
+    def _compile(self) -> Callable[[Call, Fn, Args, Kwargs], Any]:
+        layers: list[Policy[Any]] = []
+        for layer in self.layers:
+            layers.extend(layer.expand())
+        layers = [layer for rewrite in rewrites for layer in rewrite(layers)] if rewrites else layers
+        chain: Any = _BODIES[self.kind]
+        for index in range(len(layers) - 1, -1, -1):
+            site = Site(self.function, self.wrapped, self.kind, tuple(layers), index)
+            layers[index].check(site)
+            make = layers[index].async_layer if self.kind.startswith("async") else layers[index].sync_layer
+            chain = make(chain, site)
+        return chain  # type: ignore[no-any-return]
+
+
+_chains: weakref.WeakSet[Chain] = weakref.WeakSet()
+_chains_lock = threading.Lock()
+rewrites: list[Callable[[list[Policy[Any]]], list[Policy[Any]]]] = []
+"""Testing switches: each may take layers out or put some in when a chain is compiled."""
+
+
+def invalidate_all() -> None:
+    """Make every chain compile again: names or switches have changed."""
+    with _chains_lock:
+        chains = list(_chains)
+    for chain in chains:
+        chain.invalidate()
+
+
+registry.on_change(invalidate_all)
+
+
+def _call_sync(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    result = fn(*args, **kwargs)
+    if type(result) is CoroutineType or (
+        # Other awaitables (a Dask or Ray future) are plain results where nobody could await them.
+        hasattr(type(result), "__await__") and asyncio._get_running_loop() is not None
+    ):
+        raise ReturnsAwaitable(result)
+    return result
+
+
+async def _call_async(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    result = fn(*args, **kwargs)
+    return await result if hasattr(type(result), "__await__") else result
+
+
+def _start(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    """Run a generator up to its first item: ``(generator, done, item or return value)``."""
+    generator = fn(*args, **kwargs)
+    try:
+        return generator, False, next(generator)
+    except StopIteration as stop:
+        return generator, True, stop.value
+
+
+async def _start_async(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    generator = fn(*args, **kwargs)
+    try:
+        return generator, False, await anext(generator)
+    except StopAsyncIteration:
+        return generator, True, None
+
+
+_BODIES: dict[Kind, Callable[[Call, Fn, Args, Kwargs], Any]] = {
+    "sync": _call_sync,
+    "async": _call_async,
+    "generator": _start,
+    "async_generator": _start_async,
+}
+
+
+def kind_of(wrapped: Any) -> Kind:
+    """How a callable is called, seen through partials, class and static methods and callable objects."""
+    target = wrapped
+    while True:
+        if isinstance(target, functools.partial):
+            target = target.func
+        elif isinstance(target, (classmethod, staticmethod)):
+            target = target.__func__
+        else:
+            break
+    candidates = [target]
+    if not inspect.isroutine(target):
+        candidates.append(getattr(type(target), "__call__", None))
+    for candidate in candidates:
+        if inspect.iscoroutinefunction(candidate):
+            return "async"
+        if inspect.isasyncgenfunction(candidate):
+            return "async_generator"
+        if inspect.isgeneratorfunction(candidate):
+            return "generator"
+    return "sync"
+
+
+def qualified_name(wrapped: Any) -> str:
+    """``module.Class.method`` of a callable; of the function below a partial, of the class of a callable object."""
+    target = wrapped
+    while isinstance(target, functools.partial):
+        target = target.func
+    module = getattr(target, "__module__", None)
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,98 @@
+"""The only module that reads time or waits for it.
+
+Functions of ``time`` are looked up at each use, so that freezegun moves every policy; an installed
+``VirtualClock`` replaces them all. Monotonic seconds (float) or nanoseconds (int) inside the process,
+wall-clock seconds since the epoch only for show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class TimerHandle(Protocol):
+    """What ``call_at`` gives back."""
+
+    def cancel(self) -> None:
+        """Make the timer never fire; harmless when it already did."""
+
+
+class Gate(Protocol):
+    """A lock used as a one-shot gate: taken when made, released to wake whoever parks on it."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class VirtualClock(Protocol):
+    """Time that moves only when told to, or when everyone waits (see ``guarded.testing``)."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def wall(self) -> float: ...
+
+    def park(self, gate: Gate, until: float | None) -> bool: ...
+
+    def call_at(
+        self, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
+    ) -> TimerHandle: ...
+
+
+_virtual: VirtualClock | None = None
+
+
+def install(clock: VirtualClock | None) -> VirtualClock | None:
+    """Replace real time by `clock` (None: back to real time); return what was installed before."""
+    global _virtual
+    previous, _virtual = _virtual, clock
+    return previous
+
+
+def installed() -> VirtualClock | None:
+    """The clock in the place of real time, if any."""
+    return _virtual
+
+
+def pause(seconds: float) -> None:
+    """Block this thread for real `seconds`, whatever clock is installed."""
+    time.sleep(seconds)
+
+
+def monotonic() -> float:
+    """Seconds that never go back, from an arbitrary point."""
+    return time.monotonic() if _virtual is None else _virtual.monotonic_ns() / 1e9
+
+
+def monotonic_ns() -> int:
+    """The same clock in whole nanoseconds."""
+    return time.monotonic_ns() if _virtual is None else _virtual.monotonic_ns()
+
+
+def wall() -> float:
+    """Seconds since the Unix epoch: for show and for HTTP dates, never for a decision in process."""
+    return time.time() if _virtual is None else _virtual.wall()
+
+
+def park(gate: Gate, until: float | None) -> bool:
+    """Block this thread until `gate` is released (True) or monotonic time `until` is reached (False)."""
+    if _virtual is not None:
+        return _virtual.park(gate, until)
+    if until is None:
+        return gate.acquire()
+    # One wait, not a loop that asks the clock again: under freezegun the clock stands still while real time passes.
+    timeout = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+    return gate.acquire(timeout=timeout) if timeout > 0 else gate.acquire(blocking=False)
+
+
+def call_at(
+    loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
+) -> TimerHandle:
+    """Run `callback(*args)` on `loop` at monotonic time `when`; to be called in the loop's thread."""
+    if _virtual is not None:
+        return _virtual.call_at(loop, when, callback, *args)
+    return loop.call_later(max(0.0, when - time.monotonic()), callback, *args)

@@ -1,0 +1,97 @@
+"""The single wrapper: one `wrapt.FunctionWrapper` per callable, however many layers.
+
+A decorator on an already guarded callable merges its layer into that callable's stack. The stack is
+compiled into one chain of closures at the first call, since an outer decorator may still come and names
+may still be loaded; a change of the registry compiles it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import wrapt
+
+from guarded._core.order import check_order
+from guarded._core.policy import F, Policy
+from guarded._core.chain import Chain
+from guarded._core.entry import enter
+
+
+class BoundGuarded(wrapt.BoundFunctionWrapper):  # type: ignore[misc]
+    """A guarded method bound to its instance or class."""
+
+    @property
+    def layers(self) -> tuple[Policy[Any], ...]:
+        """The stack, outermost first."""
+        return self._self_parent.layers  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._self_instance, self.__name__)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
+
+
+class Guarded(wrapt.FunctionWrapper):  # type: ignore[misc]
+    """A callable with its stack of layers."""
+
+    __bound_function_wrapper__ = BoundGuarded
+
+    def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...]) -> None:
+        chain = Chain(wrapped, layers)
+        super().__init__(wrapped, enter(chain))
+        self._self_chain = chain
+
+    @property
+    def layers(self) -> tuple[Policy[Any], ...]:
+        """The stack, outermost first; names that stand for other policies are looked up."""
+        return self._self_chain.expanded()  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__reduce__()
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+
+def decorate(fn: F, layers: tuple[Policy[Any], ...]) -> F:
+    """`fn` with `layers` put outside those it has; raises TypeError for what cannot be guarded."""
+    target: Any = fn
+    if isinstance(target, (classmethod, staticmethod)) and isinstance(target.__func__, Guarded):
+        inner = target.__func__
+        return _merged(type(target)(inner.__wrapped__), layers, inner._self_chain.layers)  # type: ignore[no-any-return]
+    if isinstance(target, Guarded):
+        return _merged(target.__wrapped__, layers, target._self_chain.layers)  # type: ignore[no-any-return]
+    if isinstance(target, BoundGuarded):
+        return _merged(target.__wrapped__, layers, target._self_parent._self_chain.layers)  # type: ignore[no-any-return]
+    refuse_unguardable(target)
+    return _merged(target, layers, ())  # type: ignore[no-any-return]
+
+
+def _merged(wrapped: Any, outer: tuple[Policy[Any], ...], inner: tuple[Policy[Any], ...]) -> Any:
+    check_order(outer, inner, wrapped)
+    return Guarded(wrapped, outer + inner)
+
+
+def refuse_unguardable(target: object) -> None:
+    """Raise TypeError, with what to do instead, for what a decorator cannot guard."""
+    if isinstance(target, type):
+        raise TypeError(f"cannot guard the class {target.__qualname__}: guard its methods, or a function that makes it")
+    if isinstance(target, (property, functools.cached_property)):
+        raise TypeError("cannot guard a property: put the policy on the function below @property")
+    if not callable(target) and not isinstance(target, (classmethod, staticmethod)):
+        raise TypeError(f"cannot guard {type(target).__qualname__!r} object: a policy goes on a callable")

@@ -1,0 +1,208 @@
+"""Cancellation that crosses threads, loops and layers.
+
+A `CancelToken` fires once. Inside ``with token:`` every wait of every layer, in any thread that inherits the
+context, ends with `Cancelled`, and guarded async bodies are cancelled. Callbacks run outside any lock, in the
+thread that cancels. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import Token
+from math import inf
+
+from guarded._core import clock, waiters
+from guarded._core.call import Call, current, out_of_time
+from guarded._core.durations import Duration, parse_duration
+from guarded.errors import Cancelled
+
+__all__ = ["CancelToken", "Cancelled", "asleep", "checkpoint", "sleep"]
+
+
+class Registration:
+    """A callback on a token; `close`, or the end of its ``with`` block, takes it off."""
+
+    __slots__ = ("_callback", "_token")
+
+    def __init__(self, token: CancelToken, callback: Callable[[], object]) -> None:
+        self._token = token
+        self._callback = callback
+
+    def close(self) -> None:
+        """The callback will not be called any more, unless it is running already."""
+        self._token._forget(self)
+
+    def run(self) -> None:
+        """Call back."""
+        self._callback()
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _Scope(Call):
+    """What ``with token:`` puts into the context."""
+
+    reset: Token[Call | None]
+
+
+class CancelToken:
+    """A switch that ends waits and guarded async bodies, from any thread.
+
+    Example:
+        >>> token = CancelToken()
+        >>> token.cancel("shutting down")
+        True
+        >>> token.cancelled, token.reason
+        (True, 'shutting down')
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._registrations: dict[Registration, None] = {}
+        self._fired = False
+        self._reason: str | None = None
+        self.until = inf
+        """Monotonic time at which the token fires by itself; ``inf`` for one that does not."""
+
+    @classmethod
+    def after(cls, duration: Duration) -> CancelToken:
+        """A token that fires by itself once `duration` has passed: seconds, a timedelta or ``"10s"``."""
+        token = cls()
+        seconds = parse_duration(duration, option="duration")
+        token.until = clock.monotonic() + seconds
+        token._reason = f"{seconds:g} s have passed"
+        return token
+
+    @classmethod
+    def any(cls, *tokens: CancelToken) -> CancelToken:
+        """A token that fires as soon as one of `tokens` does, with its reason; cancelling it leaves them alone."""
+        combined = cls()
+        ref = weakref.ref(combined)  # a long-lived source must not keep every token that was made from it
+        for source in tokens:
+            if source.until < combined.until:
+                combined.until, combined._reason = source.until, source._reason
+            registration = source.on_cancel(functools.partial(_pass_on, source, ref))
+            weakref.finalize(combined, registration.close).atexit = False
+        return combined
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """Fire: end every wait and guarded async body under this token; False when it had fired before.
+
+        The callbacks run here, before this returns; one that raises keeps none of the others from running.
+        """
+        with self._lock:
+            if self._fired:
+                return False
+            self._fired, self._reason = True, reason
+            registrations, self._registrations = list(self._registrations), {}
+        with ExitStack() as stack:
+            for registration in reversed(registrations):
+                stack.callback(registration.run)
+        return True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the token has fired."""
+        return self._fired or clock.monotonic() >= self.until
+
+    @property
+    def reason(self) -> str | None:
+        """What was given to `cancel`; None before the token fires."""
+        return self._reason if self.cancelled else None
+
+    def checkpoint(self) -> None:
+        """Raise Cancelled if the token has fired."""
+        self.raise_if_cancelled("running")
+
+    def raise_if_cancelled(self, during: str) -> None:
+        """Raise Cancelled, saying what was going on, if the token has fired."""
+        if self.cancelled:
+            why = f": {self._reason}" if self._reason else ""
+            raise Cancelled(f"cancelled while {during}{why}", reason=self._reason)
+
+    def on_cancel(self, callback: Callable[[], object]) -> Registration:
+        """Call `callback` when the token is cancelled, in the thread that does it; at once when it was before.
+
+        A token from `after` does not call back when its time comes: nobody runs then. The waits know its time.
+        """
+        registration = Registration(self, callback)
+        with self._lock:
+            fired = self._fired
+            if not fired:
+                self._registrations[registration] = None
+        if fired:
+            registration.run()
+        return registration
+
+    def _forget(self, registration: Registration) -> None:
+        with self._lock:
+            self._registrations.pop(registration, None)
+
+    def __enter__(self) -> CancelToken:
+        scope = _Scope()
+        outer = current.get()
+        token = self
+        if outer is not None:
+            scope.adopt(outer)
+            if outer.token is not None and outer.token is not self:
+                token = CancelToken.any(self, outer.token)
+        scope.function = "with token"
+        scope.token = token
+        scope.reset = current.set(scope)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        scope = current.get()
+        if not isinstance(scope, _Scope):
+            raise RuntimeError("a token's with block was left in another context than it was entered in")
+        current.reset(scope.reset)
+
+    def __repr__(self) -> str:
+        state = f"cancelled, reason={self._reason!r}" if self.cancelled else "not cancelled"
+        return f"<CancelToken: {state}>"
+
+
+def _pass_on(source: CancelToken, target: weakref.ref[CancelToken]) -> None:
+    token = target()
+    if token is not None:
+        token.cancel(source.reason)
+
+
+def _here() -> Call:
+    """The running call, or an empty one outside of any."""
+    return current.get() or Call()
+
+
+def checkpoint() -> None:
+    """Raise DeadlineExceeded when the time of the running call is up, Cancelled when its token has fired."""
+    call = current.get()
+    if call is None:
+        return
+    if call.token is not None:
+        call.token.raise_if_cancelled("running")
+    if call.deadline is not None and clock.monotonic() >= call.deadline.until:
+        raise out_of_time(call)
+
+
+def sleep(duration: Duration) -> None:
+    """Block this thread for `duration`, or until the deadline or the token of the running call ends it."""
+    waiters.sleep(_here(), parse_duration(duration, option="duration", allow_zero=True), "sleeping")
+
+
+async def asleep(duration: Duration) -> None:
+    """Suspend this task for `duration`, or until the deadline or the token of the running call ends it."""
+    seconds = parse_duration(duration, option="duration", allow_zero=True)
+    if seconds == 0:
+        checkpoint()
+        await asyncio.sleep(0)
+        return
+    await waiters.sleep_async(_here(), seconds, "sleeping")

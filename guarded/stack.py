@@ -1,0 +1,169 @@
+"""Stacks of layers by hand and by name, and what they amount to.
+
+`guard` puts several policies on a callable at once, or the stack that a name stands for; a name may be loaded
+later than the module that uses it. `explain` says what a stack does in the worst case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import inf, isinf
+from typing import Any
+
+from guarded._core.durations import format_duration
+from guarded._core.order import check_order
+from guarded._core.policy import Policy, Site
+from guarded._core.registry import registry
+from guarded._core.wrapper import BoundGuarded, Guarded
+
+_expanding: ContextVar[tuple[str, ...]] = ContextVar("guarded_expanding", default=())
+
+
+@dataclass(frozen=True, slots=True)
+class GuardOptions:
+    """The parts of a stack, outermost first: policies, and names that are looked up when a call needs them."""
+
+    parts: tuple[Policy[Any] | str, ...]
+
+
+class Guard(Policy[GuardOptions]):
+    """Several layers under one name, or a name whose layers come from elsewhere."""
+
+    kind = "guard"
+
+    def __repr__(self) -> str:
+        return f"guard({', '.join(map(repr, self.options.parts))}{f', name={self.name!r}' if self.name else ''})"
+
+    def expand(self) -> tuple[Policy[Any], ...]:
+        """The layers, with all names looked up. Raises PolicyNotFound, ValueError for a name inside itself."""
+        layers: list[Policy[Any]] = []
+        for part in self.options.parts:
+            layers.extend(part.expand() if isinstance(part, Policy) else _named(part))
+        return tuple(layers)
+
+
+def _named(name: str) -> tuple[Policy[Any], ...]:
+    path = _expanding.get()
+    if name in path:
+        raise ValueError(f"the stack {name!r} contains itself: {' → '.join((*path, name))}")
+    token = _expanding.set((*path, name))
+    try:
+        return registry[name].expand()
+    finally:
+        _expanding.reset(token)
+
+
+def guard(*parts: Policy[Any] | str, name: str | None = None) -> Guard:
+    """A stack of layers to put on callables.
+
+    Args:
+        parts: outermost first; policies, or names of policies and stacks. A name may be defined later: it is looked
+            up at the first call, and again whenever the registry changes.
+        name: register the stack under this name.
+
+    Raises:
+        ValueError: no parts, or something that is neither a policy nor a name.
+        PolicyConflict: the name stands for something else already.
+
+    Example:
+        >>> from guarded import guard, limit, retry
+        >>> outbound = guard(limit(20), retry(retries=2))
+        >>> @outbound
+        ... def fetch() -> str:
+        ...     return "page"
+        >>> [layer.kind for layer in fetch.layers]
+        ['limit', 'retry']
+    """
+    wrong = [part for part in parts if not isinstance(part, (Policy, str))]
+    if not parts or wrong:
+        raise ValueError(f"guard: give policies or names, not {wrong[0]!r}" if wrong else "guard: give a policy or name")
+    return registry.intern(Guard(GuardOptions(parts), name=name))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found; its text is the report.
+
+    Attributes:
+        subject: the function or the name that was asked for.
+        layers: the stack, outermost first.
+        calls: how often one call can run the function, at the worst.
+        seconds: how long one call can take, at the worst; ``inf`` when nothing bounds it.
+        notes: what holds a slot during backoff, and order warnings.
+    """
+
+    subject: str
+    layers: tuple[Policy[Any], ...]
+    calls: float
+    seconds: float
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [self.subject]
+        for number, layer in enumerate(self.layers, 1):
+            lines.append(f"  {number}. {layer.kind}" + (f" {layer.name!r}" if layer.name else ""))
+            lines.extend(f"       {option} = {value}  ({source})" for option, value, source in _options(layer))
+        time = "unbounded" if isinf(self.seconds) else format_duration(self.seconds)
+        lines.append(f"  worst case: {self.calls:g} call{'s' if self.calls != 1 else ''} of the function, {time}")
+        lines.extend(f"  note: {note}" for note in self.notes)
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(subject: Any) -> Explanation:
+    """What a stack does: its layers, their options and where each came from, the worst case, and what looks wrong.
+
+    Args:
+        subject: a guarded callable, a policy or stack, or the name of one. Raises PolicyNotFound, TypeError.
+    """
+    layers, wrapped, kind, name = _subject(subject)
+    calls, seconds = 1.0, inf
+    for index in range(len(layers) - 1, -1, -1):
+        calls, seconds = layers[index].worst_case(calls, seconds, Site(name, wrapped, kind, layers, index))
+    notes = [*_slot_notes(layers), *check_order(layers, (), wrapped if wrapped is not None else name, quiet=True)]
+    return Explanation(name, layers, calls, seconds, tuple(notes))
+
+
+def _subject(subject: Any) -> tuple[tuple[Policy[Any], ...], Any, Any, str]:
+    if isinstance(subject, BoundGuarded):
+        subject = subject._self_parent
+    if isinstance(subject, Guarded):
+        chain = subject._self_chain
+        return subject.layers, chain.wrapped, chain.kind, chain.function
+    if isinstance(subject, str):
+        return _named(subject), None, "sync", subject
+    if isinstance(subject, Policy):
+        return subject.expand(), None, "sync", subject.label
+    raise TypeError(f"explain: {subject!r} is neither a guarded callable, nor a policy, nor a name of one")
+
+
+def _options(layer: Policy[Any]) -> list[tuple[str, str, str]]:
+    """Each option that says something: name, value, source."""
+    rows = []
+    for field in dataclasses.fields(layer.options):
+        value = getattr(layer.options, field.name)
+        given = value != field.default
+        if field.name in layer.sources:
+            rows.append((field.name, _show(value), layer.sources[field.name]))
+        elif value is not None:
+            rows.append((field.name, _show(value), f"code {layer.place}" if given else "default"))
+    return rows
+
+
+def _show(value: object) -> str:
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__qualname__", None) or repr(value)
+    return repr(value)
+
+
+def _slot_notes(layers: tuple[Policy[Any], ...]) -> list[str]:
+    notes = []
+    for index, layer in enumerate(layers):
+        if layer.kind == "limit" and any(below.kind == "retry" for below in layers[index + 1 :]):
+            notes.append(f"{layer.label}: the slot is held for the whole logical call, backoff included")
+        if layer.kind == "retry" and any(below.kind == "limit" for below in layers[index + 1 :]):
+            notes.append(f"{layer.label}: the slot below is free during backoff and queued for again by each attempt")
+    return notes
