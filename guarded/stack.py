@@ -39,6 +39,8 @@ class Guard(Policy[GuardOptions]):
     def expand(self) -> tuple[Policy[Any], ...]:
         """The layers, with all names looked up. Raises PolicyNotFound, ValueError for a name inside itself."""
         layers: list[Policy[Any]] = []
+        if not self.enabled:
+            return ()
         for part in self.options.parts:
             layers.extend(part.expand() if isinstance(part, Policy) else _named(part))
         return tuple(layers)
@@ -78,7 +80,7 @@ def guard(*parts: Policy[Any] | str, name: str | None = None) -> Guard:
     """
     wrong = [part for part in parts if not isinstance(part, (Policy, str))]
     if not parts or wrong:
-        raise ValueError(f"guard: give policies or names, not {wrong[0]!r}" if wrong else "guard: give a policy or name")
+        raise ValueError(f"guard: give policies or names, not {wrong[0]!r}" if wrong else "guard: give a policy")
     return registry.intern(Guard(GuardOptions(parts), name=name))
 
 

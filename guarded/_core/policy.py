@@ -109,6 +109,10 @@ class Policy(Generic[OptionsT]):
         """The closure around `proceed` for a coroutine function or async generator."""
         raise NotImplementedError
 
+    def state(self) -> dict[str, Any]:
+        """Live state as plain values, for `registry.snapshot()`; empty for a policy without any."""
+        return {}
+
     def worst_case(self, calls: float, seconds: float, site: Site) -> tuple[float, float]:
         """How often, and for how many seconds, one call can run through this layer.
 
@@ -129,7 +133,7 @@ class Policy(Generic[OptionsT]):
         return self(fn)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.options, self.name)
+        return _restore, (type(self), self.options if self.declared is None else self.declared, self.name)
 
 
 PolicyT = TypeVar("PolicyT", bound="Policy[Any]")
@@ -137,4 +141,7 @@ PolicyT = TypeVar("PolicyT", bound="Policy[Any]")
 
 def _restore(cls: type[PolicyT], options: Any, name: str | None) -> PolicyT:
     """Unpickle: a named policy is the one of this process, or becomes it; state never travels."""
+    known = registry.registry.get(name) if name is not None else None
+    if type(known) is cls and known.declared is None:  # a file has made it; what travels is no declaration of code
+        return known
     return registry.registry.intern(cls(options, name=name))

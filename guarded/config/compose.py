@@ -1,7 +1,7 @@
 """YAML text to a document tree, with every problem of form collected.
 
-Built from the parser's event stream, never from its object constructors: tags cannot run code. Depth, size, node
-count and what aliases may expand to are bounded while reading, so a hostile file costs no more than its own bytes.
+Built from the parser's event stream, never from its object constructors: tags cannot run code. Depth, size,
+node count and what aliases expand to are bounded while reading: a hostile file costs no more than its bytes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _PurePythonParser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Pa
 
 
 class _Frame:
-    """A collection being read: its children so far, the key waiting for its value, nodes counted with aliases."""
+    """A collection being read; `size` counts its nodes with aliases expanded."""
 
     __slots__ = ("anchor", "children", "key", "key_place", "place", "size")
 
@@ -176,7 +176,11 @@ class _Composer:
             self._stop(f"nested deeper than {MAX_DEPTH} levels", place)
         parent = self._frames[-1] if self._frames else None
         if parent is not None and isinstance(parent.children, dict) and parent.key is None:
-            self._stop("a key must be a single word, not a list or mapping", place, "quote a value that starts with { or [")
+            self._stop(
+                "a key must be a single word, not a list or mapping",
+                place,
+                "quote a value that starts with { or [",
+            )
         self._tag(event.tag, place)
         children: dict[str, Node] | list[Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self._frames.append(_Frame(children, place, event.anchor))

@@ -1,6 +1,6 @@
 """Overrides from the environment: ``GUARDED__POLICIES__PAYMENTS__RETRY__RETRIES=5``.
 
-A name is the path into the document, upper or lower case, steps joined by two underscores; ``-`` and ``.`` of a
+A name is the path into the document in any case, its steps joined by two underscores; ``-`` and ``.`` of a
 policy's name are written as one. Values are YAML: ``null`` removes a layer, ``[a, b]`` is a list.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from guarded.config.compose import compose
 from guarded.config.document import Node, Place, Problem, dotted
+from guarded.config.merge import without_rivals
 from guarded.config.references import nearest
 from guarded.config.scalars import resolve
 
@@ -19,7 +20,7 @@ SECTIONS = ("defaults", "templates", "policies", "stores", "events")
 
 
 def override(root: Node, variables: Mapping[str, str], problems: list[Problem], declared: frozenset[str]) -> Node:
-    """`root` with every ``GUARDED__…`` variable applied; `declared` are policies that only code has defined."""
+    """`root` with every ``GUARDED__…`` variable applied; `declared` policies need no entry."""
     for variable in sorted(variables):
         if not variable.upper().startswith(PREFIX):
             continue
@@ -63,7 +64,8 @@ def _set(
             path = dotted(tuple(key for _, key in spine))
             hint = None
             if isinstance(node.value, str) and depth == 3:
-                hint = f"it is the shared policy {node.value}: set GUARDED__POLICIES__{node.value.upper()}__… instead"
+                shared = node.value.upper()
+                hint = f"it is the shared policy {node.value}: set GUARDED__POLICIES__{shared}__… instead"
             problems.append(Problem(path, "has no options to override", place, hint))
             return root
         key = _match(step, node.value)
@@ -78,7 +80,8 @@ def _set(
         child = node.value.get(key)
         node = child if child is not None and child.value is not None else Node({}, place, place)
     for parent, key in reversed(spine):
-        value = replace(parent, value={**parent.value, key: value.under(value.key or place)})
+        value = value.under(value.key or place)
+        value = replace(parent, value={**without_rivals(parent.value, {key: value}), key: value})
     return value
 
 

@@ -1,7 +1,7 @@
 """``extends``, ``defaults`` and ``null``: raw bodies of the document to effective ones.
 
-Maps merge, lists and scalars replace, ``null`` removes. Later names in ``extends`` win over earlier ones, the own
-body over all of them; ``defaults`` lie below everything. Each value keeps the place it was written at.
+Maps merge, lists and scalars replace, ``null`` removes. Later names in ``extends`` win over earlier
+ones, the own body over all of them. Each value keeps the place it was written at.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from guarded.config.document import Node, Problem, dotted
 from guarded.config.references import nearest
 
 MAX_CHAIN = 32
+_RIVALS = (frozenset(("retries", "attempts")), frozenset(("failures", "failure_rate")))
 _KEEPS_NULL = ("fallback", "value")
 
 
@@ -20,10 +21,19 @@ def merge(base: Node, over: Node) -> Node:
     """`over` on top of `base`; a null stays in the result, to remove what comes below it later too."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
-    merged = dict(base.value)
+    merged = without_rivals(base.value, over.value)
     for key, node in over.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
     return replace(over, value=merged)
+
+
+def without_rivals(base: Mapping[str, Node], over: Mapping[str, Node]) -> dict[str, Node]:
+    """`base` without options that say the same thing as one of `over` in another way."""
+    replaced: set[str] = set()
+    for group in _RIVALS:
+        if group & over.keys():
+            replaced |= group - over.keys()
+    return {name: node for name, node in base.items() if name not in replaced}
 
 
 def prune(body: Node) -> Node:
@@ -91,7 +101,7 @@ class Templates:
     def _unknown(self, name: Node, path: tuple[str, ...]) -> None:
         word = name.value
         if word in self._policies:
-            hint = f"a policy is shared by name, not extended: write its kind with the name {word}, or make it a template"
+            hint = f"a policy is shared, not extended: name it in a layer, as in limit: {word}, or make it a template"
             self._note(name, path, f"{word!r} is a policy, not a template", hint)
         else:
             self._note(name, path, f"there is no template {word!r}", nearest(word, self._raw))

@@ -30,7 +30,7 @@ class BadReference(ValueError):
 
 
 def allowed(module: str, patterns: Sequence[str] | None) -> bool:
-    """Whether `module` matches a pattern: ``shop`` stands for ``shop`` and all below it; None allows everything."""
+    """Whether `module` matches a pattern: ``shop`` is it and all below; None is all."""
     if patterns is None:
         return True
     return any(

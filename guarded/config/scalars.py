@@ -64,7 +64,11 @@ def interpolate(text: str, variables: Mapping[str, str]) -> Interpolated:
             result.faults.append((match.start(), "'${' without its '}'", hint))
         elif not _NAME.fullmatch(name):
             result.faults.append(
-                (match.start(), f"cannot read {match[0]}", "the forms are ${VAR} and ${VAR:-default}; $${ is a literal ${")
+                (
+                    match.start(),
+                    f"cannot read {match[0]}",
+                    "the forms are ${VAR} and ${VAR:-default}; $${ is a literal ${",
+                )
             )
         elif variables.get(name):
             return variables[name]

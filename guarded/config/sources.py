@@ -14,9 +14,7 @@ from guarded.config.scalars import interpolate, resolve
 Source: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 
 
-def read_source(
-    source: Source, variables: Mapping[str, str], problems: list[Problem]
-) -> tuple[Node | None, str]:
+def read_source(source: Source, variables: Mapping[str, str], problems: list[Problem]) -> tuple[Node | None, str]:
     """The tree of a path, a text or a mapping, and the name it goes by; None when nothing could be read.
 
     A str is text when it holds a newline, ``": "`` or starts with ``{``, else a path.

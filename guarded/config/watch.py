@@ -1,11 +1,12 @@
 """Reload when a file changes (by time stamp, size and inode) or when a signal comes.
 
-A reload that fails is told by its event and leaves the old policies in force; watching goes on. The signal handler
-only puts a token into a reentrant queue: it takes no lock that the interrupted code might hold.
+A reload that fails is told by its event and leaves the old policies in force; watching goes on. The signal
+handler only puts a token into a reentrant queue: it takes no lock that the interrupted code might hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -73,10 +74,8 @@ class Watcher:
         return changed
 
     def _try(self) -> None:
-        try:
+        with contextlib.suppress(ConfigError):  # the reload has told it as config.reload_failed
             self._reload()
-        except ConfigError:
-            pass  # the reload has told it as config.reload_failed
 
     def _run(self) -> None:
         while True:
@@ -99,7 +98,7 @@ class Watcher:
 
 
 def reload_on_signal(watcher: Watcher, number: int | None = None) -> Callable[[], None]:
-    """Reload when signal `number` comes (default SIGHUP, where there is one); to be called in the main thread.
+    """Reload when signal `number` comes (default SIGHUP); to be called in the main thread.
 
     Returns:
         a function that puts the handler from before back.

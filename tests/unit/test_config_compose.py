@@ -38,7 +38,10 @@ def test_values_resolve_as_yaml_1_2() -> None:
     ("text", "line"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3:1: a: duplicate key, first used on line 1"),
-        ("a: !!python/object/apply:os.system [x]\n", "f.yaml:1:4: a: tag !!python/object/apply:os.system is not allowed"),
+        (
+            "a: !!python/object/apply:os.system [x]\n",
+            "f.yaml:1:4: a: tag !!python/object/apply:os.system is not allowed",
+        ),
         ("a: !mine x\n", "f.yaml:1:4: a: tag !mine is not allowed"),
         ("<<: {a: 1}\n", 'f.yaml:1:1: ["<<"]: merge keys (<<) are not part of YAML 1.2'),
         ("a: *b\n", "f.yaml:1:4: a: alias *b has no anchor before it"),
@@ -65,7 +68,7 @@ def test_problems_of_form(text: str, line: str, libyaml: bool, monkeypatch: pyte
     """Each is one line with its exact place, with and without the C parser."""
     monkeypatch.setattr(module.yaml, "__with_libyaml__", libyaml and module.yaml.__with_libyaml__)
     _, problems = read(text)
-    assert [str(problem) for problem in problems][0].startswith(line)
+    assert str(problems[0]).startswith(line)
     assert len(problems) == 1
 
 

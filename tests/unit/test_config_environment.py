@@ -62,9 +62,18 @@ def test_a_policy_that_only_code_has() -> None:
     ("name", "line"),
     [
         ("GUARDED__POLICY__DB__X", "policy: there is no such section (did you mean 'policies'?)"),
-        ("GUARDED__POLICIES", "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)"),
-        ("GUARDED__POLICIES____X", "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)"),
-        ("GUARDED__POLICIES__PARTNER_APY__RETRY", "policies.partner_apy: there is no such name (did you mean 'partner-api'?)"),
+        (
+            "GUARDED__POLICIES",
+            "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
+        ),
+        (
+            "GUARDED__POLICIES____X",
+            "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
+        ),
+        (
+            "GUARDED__POLICIES__PARTNER_APY__RETRY",
+            "policies.partner_apy: there is no such name (did you mean 'partner-api'?)",
+        ),
         (
             "GUARDED__POLICIES__PARTNER_API__LIMIT__MAX_QUEUE",
             "policies.partner-api.limit: has no options to override "

@@ -46,12 +46,19 @@ def test_a_null_option_is_as_if_not_written() -> None:
 def test_values_keep_the_place_they_were_written_at() -> None:
     """A merged body still knows the line of each value."""
     problems: list[Problem] = []
-    root = compose("templates:\n  a: {retry: {retries: 3}}\npolicies:\n  p: {extends: a, retry: {base: 1}}\n", "f", {}, problems)
+    root = compose(
+        "templates:\n  a: {retry: {retries: 3}}\npolicies:\n  p: {extends: a, retry: {base: 1}}\n",
+        "f",
+        {},
+        problems,
+    )
     assert root is not None
-    body = Templates(find(root, ("templates",)).value, {}, problems).apply(find(root, ("policies", "p")), ("policies", "p"))
+    body = Templates(find(root, ("templates",)).value, {}, problems).apply(
+        find(root, ("policies", "p")), ("policies", "p")
+    )
     assert body is not None
     assert str(find(body, ("retry", "retries")).place) == "f:2:24"
-    assert str(find(body, ("retry", "base")).place) == "f:4:32"
+    assert str(find(body, ("retry", "base")).place) == "f:4:33"
 
 
 def test_circles_are_spelled_out() -> None:
@@ -77,9 +84,7 @@ def test_unknown_templates_name_the_nearest() -> None:
           db: {limit: {max_concurrent: 3}}
           p: {extends: outbuond}
     """)
-    assert problems == [
-        "f.yaml:6:16: policies.p.extends: there is no template 'outbuond' (did you mean 'outbound'?)"
-    ]
+    assert problems == ["f.yaml:6:16: policies.p.extends: there is no template 'outbuond' (did you mean 'outbound'?)"]
     _, problems = effective("templates: {}\npolicies:\n  db: {limit: 3}\n  p: {extends: db}\n")
     assert problems[0].startswith("f.yaml:4:16: policies.p.extends: 'db' is a policy, not a template")
 

@@ -9,7 +9,9 @@ import pytest
 from guarded.config.scalars import interpolate, resolve
 
 
-@pytest.mark.parametrize("text", ["on", "off", "yes", "no", "NO", "y", "1:30", "1_000", "2026-01-01", "=", "0b11", "1e", "tRue"])
+@pytest.mark.parametrize(
+    "text", ["on", "off", "yes", "no", "NO", "y", "1:30", "1_000", "2026-01-01", "=", "0b11", "1e", "tRue"]
+)
 def test_what_yaml_1_1_would_change_stays_text(text: str) -> None:
     """Words that PyYAML turns into booleans, sexagesimals and dates are strings in YAML 1.2."""
     assert resolve(text) == text

@@ -1,0 +1,226 @@
+"""The kinds of values that options take: how each is checked, and what editors are told about it.
+
+A check returns the value as the policy wants it and raises `Wrong` with one message and, where the slip is
+recognisable, a hint. Whatever is text in the file may also be ``${VAR}``, so every schema allows that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from guarded._core.durations import parse_duration
+from guarded.config.references import BadReference, nearest, resolve_reference
+
+Schema: TypeAlias = dict[str, Any]
+Check: TypeAlias = "Callable[[Any, Sequence[str] | None], Any]"
+
+VARIABLE: Schema = {"type": "string", "pattern": r"\$\{"}
+REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_DURATION_TEXT = (
+    r"^\s*((\d+\.?\d*|\.\d+)\s*(ns|us|µs|ms|msecs?|s|secs?|m|mins?|h|hrs?|d|w|"
+    r"(nano|micro|milli)?seconds?|minutes?|hours?|days?|weeks?)\s*)+$"
+)
+
+
+class Wrong(ValueError):
+    """A value breaks a rule; `hint` says what was probably meant."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """One kind of value.
+
+    Args:
+        check: value and allow-list to the checked value; raises Wrong.
+        schemas: alternatives of a JSON Schema ``anyOf``.
+    """
+
+    check: Check
+    schemas: tuple[Schema, ...]
+
+    def annotation(self) -> Any:
+        """The type for a pydantic field; the allow-list is taken from the validation context."""
+
+        def validate(value: Any, info: ValidationInfo) -> Any:
+            try:
+                return self.check(value, (info.context or {}).get("allow"))
+            except Wrong as wrong:
+                raise PydanticCustomError("wrong", "{message}", {"message": str(wrong), "hint": wrong.hint}) from None
+
+        plain_text = any(schema == {"type": "string"} for schema in self.schemas)
+        schemas = [*self.schemas] if plain_text else [*self.schemas, VARIABLE]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return Annotated[Any, PlainValidator(validate), WithJsonSchema(schema)]
+
+
+def either(*types: FieldType) -> FieldType:
+    """The first type that takes the value; when none does, the complaint with a hint, else the last."""
+
+    def check(value: Any, allow: Sequence[str] | None) -> Any:
+        complaints: list[Wrong] = []
+        for kind in types:
+            try:
+                return kind.check(value, allow)
+            except Wrong as wrong:
+                complaints.append(wrong)
+        raise next((wrong for wrong in complaints if wrong.hint), complaints[-1])
+
+    return FieldType(check, tuple(schema for kind in types for schema in kind.schemas))
+
+
+def _integer(value: Any, allow: Sequence[str] | None) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    quoted = isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value)
+    raise Wrong(f"must be a whole number, not {_what(value)}", "write it without quotes" if quoted else None)
+
+
+def _number(value: Any, allow: Sequence[str] | None) -> float | int:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise Wrong("must be a number, not NaN")
+        return value
+    raise Wrong(f"must be a number, not {_what(value)}")
+
+
+def _ratio(value: Any, allow: Sequence[str] | None) -> float | int:
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value) if isinstance(value, str) else None
+    if percent:
+        raise Wrong(f"{value!r} is a percentage", f"ratios are 0..1, did you mean {float(percent[1]) / 100:g}?")
+    number = _number(value, allow)
+    if 1 < number <= 100:
+        raise Wrong(f"{number:g} is no ratio", f"ratios are 0..1, did you mean {number / 100:g}?")
+    if not 0 <= number <= 1:
+        raise Wrong(f"{number:g} is no ratio", "ratios are 0..1")
+    return number
+
+
+def _boolean(value: Any, allow: Sequence[str] | None) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.casefold() if isinstance(value, str) else ""
+    meant = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}.get(word)
+    raise Wrong(f"must be true or false, not {_what(value)}", f"write {meant}" if meant else None)
+
+
+def _text(value: Any, allow: Sequence[str] | None) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise Wrong(f"must be text, not {_what(value)}")
+
+
+def _duration(value: Any, allow: Sequence[str] | None) -> Any:
+    if isinstance(value, (str, int, float, timedelta)) and not isinstance(value, bool):
+        try:
+            parse_duration(value, allow_zero=True)
+        except ValueError as error:
+            raise Wrong(str(error).removeprefix("duration="), _unit_hint(value)) from None
+        return value
+    raise Wrong(f"must be a duration such as 250ms, 1.5s or 1h30m, not {_what(value)}")
+
+
+def _unit_hint(value: object) -> str | None:
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):
+        return f"durations in quotes need a unit, did you mean {value.strip()}s?"
+    return None
+
+
+def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
+    names = value if isinstance(value, list) else [value]
+    found = [_exception(name, allow) for name in names]
+    if not found:
+        raise Wrong("must name at least one exception")
+    return tuple(found) if isinstance(value, list) else found[0]
+
+
+def _exception(name: Any, allow: Sequence[str] | None) -> Any:
+    if isinstance(name, str):
+        found = _function(name, allow)
+    elif callable(name):
+        found = name
+    else:
+        raise Wrong(f"must be an exception such as ConnectionError or httpx:ReadTimeout, not {_what(name)}")
+    if isinstance(found, type) and not issubclass(found, BaseException):
+        raise Wrong(f"{name!r} is a class, but no exception")
+    return found
+
+
+def _function(value: Any, allow: Sequence[str] | None) -> Any:
+    if not isinstance(value, str):
+        if callable(value):
+            return value
+        raise Wrong(f"must be a function as module:name, not {_what(value)}")
+    try:
+        found = resolve_reference(value, allow)
+    except BadReference as error:
+        raise Wrong(str(error), error.hint) from None
+    if not callable(found):
+        raise Wrong(f"{value!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def _key(value: Any, allow: Sequence[str] | None) -> Any:
+    if isinstance(value, str) and not REFERENCE.fullmatch(value):
+        return _text(value, allow)
+    return _function(value, allow)
+
+
+def _choice(words: Sequence[str]) -> Check:
+    def check(value: Any, allow: Sequence[str] | None) -> Any:
+        if value in words:
+            return value
+        hint = nearest(value, words) if isinstance(value, str) else None
+        raise Wrong(f"must be {' or '.join(words)}, not {_what(value)}", hint)
+
+    return check
+
+
+def _anything(value: Any, allow: Sequence[str] | None) -> Any:
+    return value
+
+
+def _what(value: object) -> str:
+    """A value as messages show it; nothing long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+INTEGER = FieldType(_integer, ({"type": "integer"},))
+NUMBER = FieldType(_number, ({"type": "number"},))
+RATIO = FieldType(_ratio, ({"type": "number", "minimum": 0, "maximum": 1},))
+BOOLEAN = FieldType(_boolean, ({"type": "boolean"},))
+TEXT = FieldType(_text, ({"type": "string"},))
+DURATION = FieldType(_duration, ({"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_TEXT}))
+EXCEPTIONS = FieldType(
+    _exceptions,
+    (
+        {"type": "string", "pattern": r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+    ),
+)
+FUNCTION = FieldType(_function, ({"type": "string", "pattern": f"^{REFERENCE.pattern}$"},))
+KEY = FieldType(_key, ({"type": "string"},))
+ANYTHING = FieldType(_anything, ({},))
+
+
+def choice(*words: str) -> FieldType:
+    """One of `words`."""
+    return FieldType(_choice(words), ({"enum": list(words)},))

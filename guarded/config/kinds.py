@@ -1,0 +1,140 @@
+"""The kinds of layers a file can name, read off the policies themselves.
+
+Options come from the signature of the public factory (``limit``, ``retry`` …), so no option is listed twice; only
+what an annotation cannot say (a number that is a ratio, text that is a key) is told here, by the option's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from guarded.config import fields
+from guarded.config.fields import FieldType, either
+
+LAYERS: Mapping[str, str] = {
+    "fallback": "fallback",
+    "idempotent": "idempotent",
+    "deadline": "deadline",
+    "limit": "limit",
+    "retry": "retry",
+    "hedge": "hedge",
+    "circuit": "circuit",
+    "rate": "rate",
+    "attempt_deadline": "deadline",
+}
+"""Key in a policy's body to the kind of the layer, outermost first: the order of a stack that gives none."""
+
+_BY_NAME: Mapping[str, FieldType] = {
+    "on": fields.EXCEPTIONS,
+    "unless": fields.EXCEPTIONS,
+    "ignore": fields.EXCEPTIONS,
+    "store_errors": fields.EXCEPTIONS,
+    "failure_rate": fields.RATIO,
+    "slow_rate": fields.RATIO,
+    "key": fields.KEY,
+    "priority": either(fields.INTEGER, fields.KEY),
+    "weight": either(fields.INTEGER, fields.KEY),
+    "cost": either(fields.INTEGER, fields.KEY),
+    "store": fields.TEXT,
+    "value": fields.ANYTHING,
+}
+_NOT_IN_FILES = frozenset(("name", "breaker"))
+_NUMERIC = re.compile(r"\s*[-+]?\.?\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of layer.
+
+    Args:
+        word: ``"limit"``.
+        factory: the public function that makes the policy.
+        options: name to kind of value.
+        first: the option that a bare scalar stands for.
+        help: one line per option, from the factory's docstring.
+    """
+
+    word: str
+    factory: Callable[..., Any]
+    options: Mapping[str, FieldType]
+    first: str
+    help: Mapping[str, str]
+
+    def is_reference(self, value: object) -> bool:
+        """Whether a bare scalar in place of the options is the name of a shared policy."""
+        if not isinstance(value, str) or _NUMERIC.match(value):
+            return False
+        return not (self.word in ("idempotent", "hedge") and ("{" in value or re.fullmatch(r"p\d+", value)))
+
+
+@functools.cache
+def kind(word: str) -> Kind:
+    """The kind called `word`; the policy's module is imported on first use."""
+    factory = getattr(importlib.import_module(f"guarded.policies.{word}"), word)
+    hints = typing.get_type_hints(factory)
+    names = [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if name not in _NOT_IN_FILES and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    options = {name: _BY_NAME.get(name) or _by_annotation(name, hints.get(name, Any)) for name in names}
+    return Kind(word, factory, options, names[0], _help(factory))
+
+
+def _by_annotation(name: str, annotation: Any) -> FieldType:
+    """The kind of value an annotation asks for; a union becomes alternatives."""
+    found: list[FieldType] = []
+    words: list[str] = []
+    atoms = list(_atoms(annotation))
+    duration = timedelta in atoms
+    for atom in atoms:
+        if typing.get_origin(atom) is typing.Literal:
+            words += [word for word in typing.get_args(atom) if isinstance(word, str)]
+        elif atom is timedelta:
+            found.append(fields.DURATION)
+        elif typing.get_origin(atom) is Callable or atom is Callable:
+            found.append(fields.FUNCTION)
+        elif atom is Any:
+            return fields.ANYTHING
+        elif atom in _SCALARS and not (duration and atom is not bool):
+            found.append(_SCALARS[atom])
+    if words:
+        found.insert(0, fields.choice(*words))
+    if not found:
+        raise TypeError(f"option {name!r}: no way to write a {annotation!r} in a file")
+    return found[0] if len(found) == 1 else either(*found)
+
+
+_SCALARS: Mapping[Any, FieldType] = {
+    int: fields.INTEGER,
+    float: fields.NUMBER,
+    bool: fields.BOOLEAN,
+    str: fields.TEXT,
+}
+
+
+def _atoms(annotation: Any) -> typing.Iterator[Any]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from _atoms(part)
+    elif typing.get_origin(annotation) is not None and typing.get_origin(annotation) not in (typing.Literal,):
+        yield typing.get_origin(annotation) if isinstance(typing.get_origin(annotation), type) else annotation
+    else:
+        yield annotation
+
+
+def _help(factory: Callable[..., Any]) -> dict[str, str]:
+    """``name: text`` lines below ``Args:`` in a docstring."""
+    _, _, arguments = (inspect.getdoc(factory) or "").partition("Args:\n")
+    block = re.split(r"\n(?=\S)", arguments)[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", block, flags=re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text) for name, text in entries}

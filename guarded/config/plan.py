@@ -1,0 +1,217 @@
+"""From sources to a plan: the policies a config asks for, whole, ordered and checked, nothing applied yet.
+
+Everything that can be wrong is found here and told at once; `apply` then cannot fail. The order of the steps is the
+order of precedence: defaults, templates, own body, environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from guarded.config import schema
+from guarded.config.document import Node, Path, Place, Problem, dotted, find
+from guarded.config.environment import override
+from guarded.config.kinds import LAYERS, kind
+from guarded.config.merge import Templates, merge, prune
+from guarded.config.sources import Source, read_source
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One layer of a policy: options of its own, or the name of a shared policy."""
+
+    key: str
+    kind: str
+    node: Node
+    path: Path
+    shared: str | None = None
+
+    @property
+    def options(self) -> Mapping[str, Node]:
+        """Option nodes by name, without ``enabled``; empty for a shared layer."""
+        if self.shared is not None:
+            return {}
+        return {name: node for name, node in self.node.value.items() if name != "enabled"}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlan:
+    """One name of the file; `layers` outermost first. Switched-off layers are left out already."""
+
+    name: str
+    layers: tuple[LayerPlan, ...]
+    enabled: bool
+    node: Node
+
+    @property
+    def own(self) -> LayerPlan | None:
+        """The layer this policy is, when it is one layer with options of its own and no stack."""
+        return self.layers[0] if len(self.layers) == 1 and self.layers[0].shared is None else None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a config asks for; `problems` empty means it can be applied, once the policies are built."""
+
+    names: tuple[str, ...]
+    root: Node
+    problems: list[Problem]
+    policies: dict[str, PolicyPlan] = field(default_factory=dict)
+    bad: set[int] = field(default_factory=set)
+
+    def section(self, name: str) -> Mapping[str, Node]:
+        """The entries of a top-level section; empty when it is missing or no mapping."""
+        node = self.root.value.get(name) if isinstance(self.root.value, dict) else None
+        return node.value if node is not None and isinstance(node.value, dict) else {}
+
+    def is_good(self, node: Node) -> bool:
+        """Whether no problem was found in the node or right below it."""
+        children = node.value.values() if isinstance(node.value, dict) else ()
+        return id(node) not in self.bad and not any(id(child) in self.bad for child in children)
+
+    def note(self, path: Path, message: str, place: Place, hint: str | None = None) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(dotted(path), message, place, hint))
+
+
+def make_plan(
+    sources: Sequence[Source],
+    variables: Mapping[str, str],
+    allow: Sequence[str] | None,
+    declared: frozenset[str],
+) -> Plan:
+    """Read, merge, override and validate; `declared` are the names that code has given."""
+    problems: list[Problem] = []
+    names: list[str] = []
+    root: Node | None = None
+    for source in sources:
+        node, name = read_source(source, variables, problems)
+        names.append(name)
+        if node is not None and not isinstance(node.value, dict):
+            problems.append(Problem("", "must be a mapping", node.place))
+        elif node is not None:
+            root = node if root is None else merge(root, node)
+    if root is None:
+        return Plan(tuple(names), Node({}, Place("default")), problems)
+    # Before and after: an override may reach into a shorthand, and may be one.
+    root = _spell_out(root)
+    root = _spell_out(override(root, variables, problems, declared))
+    plan = Plan(tuple(names), root, problems)
+    without_names = _without_references(root)
+    for path in schema.validate(without_names, allow, problems):
+        plan.bad.add(id(find(without_names, path)))
+    _resolve(plan)
+    return plan
+
+
+def _spell_out(root: Node) -> Node:
+    """The document with bare layer values (``deadline: 10s``) written as mappings."""
+    sections = dict(root.value)
+    for section in ("policies", "templates"):
+        node = sections.get(section)
+        if node is not None and isinstance(node.value, dict):
+            bodies = {name: _spell_out_body(body) for name, body in node.value.items()}
+            sections[section] = replace(node, value=bodies)
+    return replace(root, value=sections)
+
+
+def _spell_out_body(body: Node) -> Node:
+    if not isinstance(body.value, dict):
+        return body
+    layers = dict(body.value)
+    for key, word in LAYERS.items():
+        layer = layers.get(key)
+        if layer is None or isinstance(layer.value, (dict, list, bool)) or layer.value is None:
+            continue
+        found = kind(word)
+        if not found.is_reference(layer.value):
+            layers[key] = Node({found.first: layer.under(layer.key)}, layer.place, layer.key)
+    return replace(body, value=layers)
+
+
+def _without_references(root: Node) -> Node:
+    """The document for the models: layers that name a shared policy are judged elsewhere."""
+    sections = dict(root.value)
+    for section in ("policies", "templates"):
+        node = sections.get(section)
+        if node is None or not isinstance(node.value, dict):
+            continue
+        bodies = {}
+        for name, body in node.value.items():
+            if isinstance(body.value, dict):
+                own = {
+                    key: layer
+                    for key, layer in body.value.items()
+                    if not (key in LAYERS and isinstance(layer.value, str))
+                }
+                body = replace(body, value=own)
+            bodies[name] = body
+        sections[section] = replace(node, value=bodies)
+    return replace(root, value=sections)
+
+
+def _resolve(plan: Plan) -> None:
+    """Fill in `plan.policies`: extends, defaults, order, enabled."""
+    bodies = plan.section("policies")
+    templates = Templates(plan.section("templates"), bodies, plan.problems)
+    defaults = plan.section("defaults")
+    for name, raw in bodies.items():
+        path: tuple[str, ...] = ("policies", name)
+        if not _good_name(plan, name, raw, path) or not isinstance(raw.value, dict):
+            continue
+        body = templates.apply(raw, path)
+        if body is None:
+            continue
+        body = prune(body)
+        layers = [
+            layer
+            for key, word in LAYERS.items()
+            if (layer := _layer(plan, key, word, body, defaults, path)) is not None
+        ]
+        if not layers and not any(key in body.value for key in LAYERS):
+            if plan.is_good(raw):
+                plan.note(path, "has no layers", raw.key or raw.place, f"give it one of {', '.join(LAYERS)}")
+            continue
+        enabled = body.value.get("enabled")
+        switched_on = enabled is None or enabled.value is not False
+        ordered = _in_order(plan, layers, body.value.get("order"), (*path, "order"))
+        plan.policies[name] = PolicyPlan(name, ordered, switched_on, raw)
+
+
+def _good_name(plan: Plan, name: str, raw: Node, path: Path) -> bool:
+    if schema.is_name(name):
+        return True
+    plan.note(
+        path, "is no name for a policy", raw.key or raw.place, "letters, digits, '_', '-' and '.', a letter first"
+    )
+    return False
+
+
+def _layer(plan: Plan, key: str, word: str, body: Node, defaults: Mapping[str, Node], path: Path) -> LayerPlan | None:
+    node = body.value.get(key)
+    if node is None:
+        return None
+    if isinstance(node.value, str):
+        return LayerPlan(key, word, node, (*path, key), shared=node.value)
+    if not isinstance(node.value, dict):
+        return None
+    base = defaults.get(key)
+    if base is not None and isinstance(base.value, dict):
+        merged = merge(base, node)
+        node = prune(Node({key: merged}, body.place)).value[key]
+    enabled = node.value.get("enabled")
+    if enabled is not None and enabled.value is False:
+        return None
+    return LayerPlan(key, word, node, (*path, key))
+
+
+def _in_order(plan: Plan, layers: list[LayerPlan], order: Node | None, path: Path) -> tuple[LayerPlan, ...]:
+    if order is None or not isinstance(order.value, list):
+        return tuple(layers)
+    words = [node.value for node in order.value]
+    missing = [layer.key for layer in layers if layer.key not in words]
+    if missing:
+        plan.note(path, f"does not say where {', '.join(missing)} stands", order.place, "name every layer of the stack")
+        return tuple(layers)
+    return tuple(sorted(layers, key=lambda layer: words.index(layer.key)))

@@ -1,0 +1,212 @@
+"""The pydantic models of the file, and the JSON Schema made from them.
+
+Bodies are partial here (a template need not be whole): required options and rules between options are judged when
+the policies are built. Every error becomes a `Problem` at the line of the value, with the nearest right name.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from guarded.config import fields
+from guarded.config.document import Node, Path, Problem, dotted, find, plain, shown
+from guarded.config.fields import FieldType, Schema
+from guarded.config.kinds import LAYERS, kind
+from guarded.config.references import nearest
+from guarded.events.model import LEVELS
+
+NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]*$"
+TARGET = r"^[A-Za-z_*][\w.*]*:[A-Za-z_*][\w.*]*$"
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+def _model(name: str, definitions: Mapping[str, Any]) -> type[BaseModel]:
+    # create_model is typed for literal field definitions only.
+    make: Any = create_model
+    made: type[BaseModel] = make(name, __config__=_STRICT, **definitions)
+    return made
+
+
+def _optional(types: Mapping[str, FieldType], help: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: (type_.annotation(), Field(default=None, description=help.get(name))) for name, type_ in types.items()
+    }
+
+
+@functools.cache
+def layer_model(word: str) -> type[BaseModel]:
+    """The options of one kind of layer, all of them optional, with ``enabled``."""
+    found = kind(word)
+    options = {**found.options, "enabled": fields.BOOLEAN}
+    help = {**found.help, "enabled": "Whether the layer takes part; true unless given."}
+    return _model(word.title(), _optional(options, help))
+
+
+@functools.cache
+def document_model() -> type[BaseModel]:
+    """The whole file."""
+    layers = {key: (layer_model(word) | None, None) for key, word in LAYERS.items()}
+    extends = fields.FieldType(_extends, ({"type": "string"}, {"type": "array", "items": {"type": "string"}}))
+    order = fields.FieldType(_order, ({"type": "array", "items": {"enum": list(LAYERS)}, "uniqueItems": True},))
+    own = _optional(
+        {"extends": extends, "order": order, "enabled": fields.BOOLEAN},
+        {
+            "extends": "Template or templates below this body; later ones win.",
+            "order": "Layers, outermost first, where the usual order is not wanted.",
+            "enabled": "false takes the whole policy out.",
+        },
+    )
+    body: Any = _model("Body", {**own, **layers})
+    defaults: Any = _model("Defaults", layers)
+    url = (fields.TEXT.annotation(), Field(description="memory://, sqlite:///file or redis://host:6379/0"))
+    timeout = _optional({"timeout": fields.DURATION}, {"timeout": "Longest time one round trip may take."})
+    store: Any = _model("Store", {"url": url, **timeout})
+    events: Any = _model("Events", _optional({"level": fields.choice(*LEVELS.values())}, {}))
+    text: Any = fields.TEXT.annotation()
+    return _model(
+        "Guarded",
+        {
+            "version": (Literal[1], Field(default=1, description="Version of this format.")),
+            "stores": (dict[str, store], {}),
+            "defaults": (defaults | None, None),
+            "templates": (dict[str, body], {}),
+            "policies": (dict[str, body], {}),
+            "targets": (dict[str, text], {}),
+            "events": (events | None, None),
+        },
+    )
+
+
+def _extends(value: Any, allow: Sequence[str] | None) -> Any:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise fields.Wrong("must be the name of a template, or a list of names")
+    return value
+
+
+def _order(value: Any, allow: Sequence[str] | None) -> Any:
+    if not isinstance(value, list):
+        raise fields.Wrong("must be a list of layers, outermost first")
+    for word in value:
+        if word not in LAYERS:
+            hint = nearest(word, LAYERS) if isinstance(word, str) else None
+            raise fields.Wrong(f"{word!r} is no layer", hint)
+        if value.count(word) > 1:
+            raise fields.Wrong(f"{word!r} stands twice")
+    return value
+
+
+def is_name(text: str) -> bool:
+    """Whether a policy may be called so."""
+    return re.fullmatch(NAME, text) is not None
+
+
+def validate(root: Node, allow: Sequence[str] | None, problems: list[Problem]) -> set[Path]:
+    """Check the document against the models; gives the paths at which problems were found."""
+    found: set[Path] = set()
+    try:
+        document_model().model_validate(plain(root), context={"allow": allow})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            path = tuple(detail["loc"])
+            found.add(path)
+            problems.append(_problem(root, path, detail))
+    return found
+
+
+def parse_layer(word: str, options: Mapping[str, Any], allow: Sequence[str] | None) -> dict[str, Any]:
+    """The keyword arguments of a layer's factory; the options have been validated before."""
+    model = layer_model(word).model_validate(dict(options), context={"allow": allow})
+    return {name: getattr(model, name) for name in options if name != "enabled"}
+
+
+def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
+    node = find(root, path)
+    kind_of_error, context = detail["type"], detail.get("ctx", {})
+    if kind_of_error == "extra_forbidden":
+        known = _known(path)
+        what = {1: "section", 2: "layer"}.get(len(path), "option") if path[0] == "defaults" else _what(path)
+        return Problem(
+            dotted(path), f"there is no {what} {path[-1]!r}", node.key or node.place, nearest(str(path[-1]), known)
+        )
+    if kind_of_error == "missing":
+        return Problem(dotted(path[:-1]), f"{path[-1]} is missing", node.key or node.place)
+    if kind_of_error == "wrong":
+        message = str(context["message"])
+        if node.shown is not None:
+            message = f"{node.shown} stands for a wrong value"
+        return Problem(dotted(path), message, node.place, context["hint"] if node.shown is None else None)
+    if kind_of_error in ("dict_type", "model_type", "model_attributes_type"):
+        return Problem(dotted(path), f"must be a mapping, not {shown(node)}", node.place)
+    if kind_of_error == "literal_error":
+        return Problem(dotted(path), f"must be {context['expected']}, not {shown(node)}", node.place)
+    return Problem(dotted(path), str(detail["msg"]), node.place)
+
+
+def _what(path: Path) -> str:
+    if len(path) == 1:
+        return "section"
+    return {("policies", 3): "layer", ("templates", 3): "layer"}.get((str(path[0]), len(path)), "option")
+
+
+def _known(path: Path) -> list[str]:
+    """The names that would have been right at the last step of `path`."""
+    if len(path) == 1:
+        return list(document_model().model_fields)
+    depth = {"policies": 2, "templates": 2, "defaults": 1}.get(str(path[0]))
+    if depth is None:
+        return ["url", "timeout"] if path[0] == "stores" else ["level"]
+    if len(path) == depth + 1:
+        return [*LAYERS] if depth == 1 else [*LAYERS, "extends", "order", "enabled"]
+    return list(layer_model(LAYERS[str(path[depth])]).model_fields)
+
+
+def json_schema() -> Schema:
+    """The JSON Schema (draft 2020-12) of the file, for editors."""
+    schema = document_model().model_json_schema()
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "guarded policies"}
+    definitions = schema["$defs"]
+    for layer in {word.title() for word in LAYERS.values()}:
+        for option in definitions[layer]["properties"].values():
+            _allow_null(option)
+    for name in ("Body", "Defaults"):
+        for key, word in LAYERS.items():
+            scalars = [] if name == "Defaults" else _bare(word)
+            options = [{"$ref": f"#/$defs/{word.title()}"}, {"type": "null"}]
+            definitions[name]["properties"][key] = {"anyOf": [*options, *scalars]}
+    for section in ("policies", "templates", "stores"):
+        schema["properties"][section]["propertyNames"] = {"pattern": NAME}
+    schema["properties"]["targets"]["propertyNames"] = {"pattern": TARGET}
+    _drop_null_defaults(schema)
+    return schema
+
+
+def _bare(word: str) -> list[Schema]:
+    """What may stand in place of a layer's mapping: its first option, or the name of a shared policy."""
+    found = kind(word)
+    return [*found.options[found.first].schemas, {"type": "string", "pattern": NAME}, fields.VARIABLE]
+
+
+def _allow_null(option: Schema) -> None:
+    option.pop("default", None)
+    if "anyOf" in option:
+        option["anyOf"].append({"type": "null"})
+    elif option.keys() & {"type", "enum", "$ref"}:
+        inner = {key: option.pop(key) for key in tuple(option) if key not in ("title", "description")}
+        option["anyOf"] = [inner, {"type": "null"}]
+
+
+def _drop_null_defaults(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("default", 0) is None:
+            del schema["default"]
+        for child in schema.values():
+            _drop_null_defaults(child)
+    elif isinstance(schema, list):
+        for child in schema:
+            _drop_null_defaults(child)
