@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from guarded.errors import Cancelled as Cancelled
     from guarded.errors import CircuitOpen as CircuitOpen
     from guarded.errors import ConfigError as ConfigError
-    from guarded.errors import Deadlock as Deadlock
     from guarded.errors import DeadlineExceeded as DeadlineExceeded
+    from guarded.errors import Deadlock as Deadlock
     from guarded.errors import GuardedError as GuardedError
     from guarded.errors import GuardWarning as GuardWarning
     from guarded.errors import InProgress as InProgress
@@ -104,7 +104,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - one table of names, not two
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from pybreaker import CircuitBreakerError
 from guarded.errors import Rejected
 
 
-class CircuitOpen(Rejected, CircuitBreakerError):  # type: ignore[misc]
+class CircuitOpen(Rejected, CircuitBreakerError):
     """The circuit is open (or half-open with all trials taken); ``__cause__`` is the failure that opened it."""
 
     layer = "circuit"

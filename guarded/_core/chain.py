@@ -151,7 +151,7 @@ def kind_of(wrapped: Any) -> Kind:
             break
     candidates = [target]
     if not inspect.isroutine(target):
-        candidates.append(getattr(type(target), "__call__", None))
+        candidates.append(getattr(type(target), "__call__", None))  # noqa: B004 - the method, not the question
     for candidate in candidates:
         if inspect.iscoroutinefunction(candidate):
             return "async"

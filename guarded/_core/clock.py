@@ -89,9 +89,7 @@ def park(gate: Gate, until: float | None) -> bool:
     return gate.acquire(timeout=timeout) if timeout > 0 else gate.acquire(blocking=False)
 
 
-def call_at(
-    loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
-) -> TimerHandle:
+def call_at(loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
     """Run `callback(*args)` on `loop` at monotonic time `when`; to be called in the loop's thread."""
     if _virtual is not None:
         return _virtual.call_at(loop, when, callback, *args)

@@ -148,7 +148,7 @@ _ATTRIBUTE = "_guarded_timers"
 
 
 class InterruptOnToken(AbstractContextManager[None]):
-    """Cancels the running task when `token` fires within the block; a CancelledError that is ours leaves as Cancelled."""
+    """Cancels the running task when `token` fires within the block; a CancelledError of its own leaves as Cancelled."""
 
     def __init__(self, token: CancelToken) -> None:
         self._token = token

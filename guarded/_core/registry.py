@@ -117,11 +117,10 @@ class Registry:
         return self._policies.get(name)
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Live state of every named policy: its kind, and what its own ``snapshot()`` says."""
+        """Live state of every named policy: its kind, and what its ``state()`` says."""
         result: dict[str, dict[str, Any]] = {}
         for name, policy in tuple(self._policies.items()):
-            state = getattr(policy, "snapshot", dict)()
-            result[name] = {"kind": policy.kind, **(state if isinstance(state, dict) else state.as_dict())}
+            result[name] = {"kind": policy.kind, **policy.state()}
         return result
 
     @contextmanager

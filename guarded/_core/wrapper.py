@@ -13,13 +13,13 @@ from typing import Any
 
 import wrapt
 
-from guarded._core.order import check_order
-from guarded._core.policy import F, Policy
 from guarded._core.chain import Chain
 from guarded._core.entry import enter
+from guarded._core.order import check_order
+from guarded._core.policy import F, Policy
 
 
-class BoundGuarded(wrapt.BoundFunctionWrapper):  # type: ignore[misc]
+class BoundGuarded(wrapt.BoundFunctionWrapper[Any, Any]):
     """A guarded method bound to its instance or class."""
 
     @property
@@ -40,7 +40,7 @@ class BoundGuarded(wrapt.BoundFunctionWrapper):  # type: ignore[misc]
         return getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
 
 
-class Guarded(wrapt.FunctionWrapper):  # type: ignore[misc]
+class Guarded(wrapt.FunctionWrapper[Any, Any]):
     """A callable with its stack of layers."""
 
     __bound_function_wrapper__ = BoundGuarded
@@ -53,10 +53,10 @@ class Guarded(wrapt.FunctionWrapper):  # type: ignore[misc]
     @property
     def layers(self) -> tuple[Policy[Any], ...]:
         """The stack, outermost first; names that stand for other policies are looked up."""
-        return self._self_chain.expanded()  # type: ignore[no-any-return]
+        return self._self_chain.expanded()
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # type: ignore[no-any-return]
+        return self.__qualname__
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__reduce__()

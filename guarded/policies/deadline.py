@@ -341,9 +341,7 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         if site.is_stream:
             return _async_stream_shell(layer, proceed)
         ask = layer.seconds
-        return lambda call, fn, args, kwargs: _run_async(
-            layer, ask(fn, args, kwargs), proceed, call, fn, args, kwargs
-        )
+        return lambda call, fn, args, kwargs: _run_async(layer, ask(fn, args, kwargs), proceed, call, fn, args, kwargs)
 
     def __enter__(self) -> None:
         self._open_scope()
