@@ -41,11 +41,12 @@ class Deadline:
     One object is shared by all calls it encloses, so that the layer which set it can say what it cut short.
     """
 
-    __slots__ = ("during", "enforced", "policy", "until")
+    __slots__ = ("during", "enforced", "length", "policy", "until")
 
-    def __init__(self, until: float, policy: str | None = None) -> None:
+    def __init__(self, until: float, policy: str | None = None, length: float | None = None) -> None:
         self.until = until
         self.policy = policy
+        self.length = length  # seconds it gave in all; None where only the point is known
         self.during = "running"
         self.enforced = False  # whether the caller leaves on time even when this thread is blocked
 

@@ -109,7 +109,7 @@ class Policy(Generic[OptionsT]):
         """The closure around `proceed` for a coroutine function or async generator."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def live_state(self) -> dict[str, Any]:
         """Live state as plain values, for `registry.snapshot()`; empty for a policy without any."""
         return {}
 

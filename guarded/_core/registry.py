@@ -117,10 +117,10 @@ class Registry:
         return self._policies.get(name)
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Live state of every named policy: its kind, and what its ``state()`` says."""
+        """Live state of every named policy: its kind, and what its ``live_state()`` says."""
         result: dict[str, dict[str, Any]] = {}
         for name, policy in tuple(self._policies.items()):
-            result[name] = {"kind": policy.kind, **policy.state()}
+            result[name] = {"kind": policy.kind, **policy.live_state()}
         return result
 
     @contextmanager

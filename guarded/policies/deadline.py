@@ -102,7 +102,7 @@ class DeadlineLayer:
             if outer.until <= now:
                 raise out_of_time(call, "starting")
             return None
-        mine = Deadline(now + seconds, self.policy.label)
+        mine = Deadline(now + seconds, self.policy.label, seconds)
         if seconds <= 0:
             mine.during = "starting"
             raise self.exceeded(call, mine)
