@@ -59,12 +59,10 @@ class Gateway:
             "active": self.active,
             "outcomes": dict(self.outcomes),
             "executions": dict(self.executions),
-            "busiest second": busiest_second(self.arrivals),
+            "busiest": busiest(self.arrivals),
         }
 
-    async def charge(
-        self, order: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def charge(self, order: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one charge; False when the connection is to be closed without an answer."""
         self.active += 1
         self.arrivals.append(asyncio.get_running_loop().time())
@@ -115,9 +113,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes] |
     return method, path, body
 
 
-def respond(
-    writer: asyncio.StreamWriter, status: int, content: object, headers: dict[str, str] | None = None
-) -> None:
+def respond(writer: asyncio.StreamWriter, status: int, content: object, headers: dict[str, str] | None = None) -> None:
     """Write one response."""
     body = json.dumps(content).encode()
     fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
@@ -125,11 +121,11 @@ def respond(
     writer.write(f"HTTP/1.1 {status} {REASONS[status]}\r\n{head}\r\n".encode() + body)
 
 
-def busiest_second(arrivals: list[float]) -> int:
-    """The most requests in any window of one second."""
+def busiest(arrivals: list[float], window: float = 0.95) -> int:
+    """The most requests in any second, less 50 ms: what the network may shift two requests against each other."""
     best = start = 0
     for end, at in enumerate(arrivals):
-        while at - arrivals[start] >= 1.0:
+        while at - arrivals[start] >= window:
             start += 1
         best = max(best, end - start + 1)
     return best

@@ -1,8 +1,9 @@
 """Time for tests: it stands still until told to move, or until everyone waits.
 
 All waits of guarded register here while it is installed (see `guarded.testing.virtual_time`). With `auto`,
-time jumps to the earliest wait as soon as nobody does anything: a loop with no callback ready and no near
-timer of its own, and no thread that registers or ends a wait for `GRACE` real seconds. Whole nanoseconds.
+time jumps to the earliest wait as soon as nobody does anything: every loop with such waits has no callback ready and
+no near timer of its own, and every other thread is parked here or stands in a wait of the standard library. A thread
+that is busy, or blocked where that cannot be told, is waited for, but for `PATIENCE` only. Whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from guarded._core import clock
 
-GRACE = 0.002
+GRACE = 0.001  # real seconds between two looks at what the others do
+PATIENCE = 0.25  # real seconds to wait for a thread that does something else
 IDLE_ROUNDS = 3  # loop iterations without a ready callback; each polls the selector once
+WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker", "rest"})
+WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py", "workers.py")
 NEAR = 1.0  # a real timer of the loop that is due within this many seconds counts as activity
 
 
@@ -56,7 +61,9 @@ class VirtualTime:
         self._timers: list[tuple[int, int, _Timer]] = []
         self._order = itertools.count()
         self._activity = 0
+        self._parked: set[int] = set()  # threads that wait here
         self._probing: set[asyncio.AbstractEventLoop] = set()
+        self._idle_loops: set[int] = set()  # threads whose loop has nothing to do but to probe
 
     def monotonic_ns(self) -> int:
         """Virtual nanoseconds now."""
@@ -76,28 +83,44 @@ class VirtualTime:
 
     def park(self, gate: clock.Gate, until: float | None) -> bool:
         """Wait for `gate`, or until virtual time `until`."""
-        if until is None:
-            return self._park_for_good(gate)
-        if round(until * 1e9) <= self._now:
+        if until is not None and round(until * 1e9) <= self._now:
             return gate.acquire(blocking=False)
-        timer = self._register(until, lambda: None)
-        while True:
-            seen = self._activity
-            if gate.acquire(timeout=GRACE if threading.active_count() > 1 or not self._auto else 0.0):
-                timer.cancel()
-                self._activity += 1
-                return True
-            if timer.done:
-                self._activity += 1
-                return gate.acquire(blocking=False)
-            if self._auto and seen == self._activity:
-                self._jump()
+        timer = _Timer(self._now if until is None else round(until * 1e9), lambda: None)
+        if until is not None:
+            self._add(timer)
+        me = threading.get_ident()
+        self._parked.add(me)
+        try:
+            return self._poll(gate, timer)
+        finally:
+            self._parked.discard(me)
+            timer.cancel()
+            self._activity += 1
 
-    def _park_for_good(self, gate: clock.Gate) -> bool:
-        # Whoever waits without end still has to let time go on for the others.
-        while not gate.acquire(timeout=GRACE):
-            pass
-        self._activity += 1
+    def _poll(self, gate: clock.Gate, timer: _Timer) -> bool:
+        seen, quiet = self._activity, 0.0
+        while not gate.acquire(timeout=GRACE if threading.active_count() > 1 or not self._auto else 0.0):
+            if timer.done:
+                return gate.acquire(blocking=False)
+            if seen != self._activity:
+                seen, quiet = self._activity, 0.0
+            elif self._auto and (quiet > PATIENCE or self._others_wait()):
+                self._jump()
+            else:
+                quiet += GRACE
+        return True
+
+    def _others_wait(self) -> bool:
+        """Whether no other thread is about to do something."""
+        me = threading.get_ident()
+        for ident, frame in sys._current_frames().items():
+            if ident == me or ident in self._parked or ident in self._idle_loops:
+                continue
+            code = frame.f_code
+            if code.co_name not in WAITS and not (code.co_name == "run" and code.co_filename.endswith("workers.py")):
+                return False
+            if not code.co_filename.endswith(WAITING_IN):
+                return False
         return True
 
     def call_at(
@@ -118,30 +141,30 @@ class VirtualTime:
         self._add(timer)
         if self._auto and loop not in self._probing:
             self._probing.add(loop)
-            loop.call_soon(self._probe, loop, 0, self._activity)
+            loop.call_soon(self._probe, loop, 0, 0.0, self._activity)
         return timer
 
-    def _probe(self, loop: asyncio.AbstractEventLoop, idle: int, seen: int) -> None:
-        """Runs on the loop over and over while it has timers; jumps when the loop is idle."""
+    def _probe(self, loop: asyncio.AbstractEventLoop, idle: int, quiet: float, seen: int) -> None:
+        """Runs on the loop over and over while there are timers; jumps when everyone is idle."""
+        me = threading.get_ident()
+        self._idle_loops.discard(me)
         self._drop_done()
         if not self._timers or clock.installed() is not self:
             self._probing.discard(loop)
             return
         if _busy(loop) or seen != self._activity:
-            idle = 0
-        elif threading.active_count() > 1:
-            clock.pause(GRACE / IDLE_ROUNDS)
+            idle, quiet = 0, 0.0
         idle += 1
         seen = self._activity
         if idle > IDLE_ROUNDS:
-            idle = 0
-            self._jump()
-        loop.call_soon(self._probe, loop, idle, seen)
-
-    def _register(self, when: float, fire: Callable[[], object]) -> _Timer:
-        timer = _Timer(round(when * 1e9), fire)
-        self._add(timer)
-        return timer
+            if quiet > PATIENCE or self._others_wait():
+                idle, quiet = 0, 0.0
+                self._jump()
+            else:
+                self._idle_loops.add(me)
+                clock.pause(GRACE)
+                quiet += GRACE
+        loop.call_soon(self._probe, loop, idle, quiet, seen)
 
     def _add(self, timer: _Timer) -> None:
         with self._lock:

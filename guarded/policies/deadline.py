@@ -20,7 +20,7 @@ from guarded._core import clock
 from guarded._core.call import Call, Deadline, Stream, current, out_of_time
 from guarded._core.durations import Duration, parse_duration
 from guarded._core.interrupt import Interrupt, timers_of
-from guarded._core.keys import compile_key
+from guarded._core.keys import compile_argument
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded._core.workers import MAX_ABANDONED, Job, workers
@@ -69,7 +69,7 @@ def _seconds_of(options: DeadlineOptions, wrapped: Any) -> Seconds:
     if not callable(options.seconds):
         constant = options.seconds
         return lambda fn, args, kwargs: constant
-    ask = compile_key(options.seconds, wrapped, option="seconds")
+    ask = compile_argument(options.seconds, wrapped, "seconds")
 
     def seconds(fn: Fn, args: Args, kwargs: Kwargs) -> float:
         given = ask(fn, args, kwargs)
