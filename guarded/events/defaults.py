@@ -1,0 +1,59 @@
+"""What listens from the start: a ring of the latest events, and loguru from INFO up.
+
+loguru is imported at the first event it is to get, so that importing guarded stays cheap.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Final
+
+from guarded.events.bus import Sink, Subscription, bus
+from guarded.events.model import LEVELS, Event
+from guarded.events.ring import Ring
+
+RING_SIZE: Final = 256
+
+_ring: Final = Ring(RING_SIZE)
+_lock: Final = threading.RLock()
+_logged: Subscription | None = None
+
+
+@cache
+def _loguru() -> Sink:
+    from guarded.events.sinks.loguru import write
+
+    return write
+
+
+def _log(event: Event) -> None:
+    _loguru()(event)
+
+
+def recent(n: int | None = None) -> list[Event]:
+    """The latest `n` events of INFO and up (None: all that are kept, at most 256), oldest first."""
+    return _ring.recent(n)
+
+
+def set_level(level: int | str) -> str:
+    """Let the default sink, loguru, have events of `level` and up; ``"OFF"`` silences it.
+
+    Args:
+        level: TRACE, DEBUG, INFO (the default), WARNING, ERROR, its number, or OFF; ValueError otherwise.
+
+    Returns:
+        The name of the level before.
+    """
+    global _logged
+    off = isinstance(level, str) and level.upper() == "OFF"
+    with _lock:
+        before, after = _logged, None if off else bus.subscribe(_log, level)
+        _logged = after
+        if before is not None:
+            before.close()
+    return "OFF" if before is None else LEVELS[before.level]
+
+
+bus.subscribe(_ring, "INFO")
+set_level("INFO")

@@ -1,0 +1,138 @@
+"""The measurements that events give, for whatever counts them: one table of names, kinds, units and labels.
+
+`measure` is pure; the Prometheus and OpenTelemetry sinks are thin drivers of it. Seconds and counts, never
+milliseconds or percent. Labels are names of policies, functions and fixed words, so their number stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from guarded.events.model import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: dotted, without unit.
+        kind: how its values add up.
+        unit: UCUM: ``s``, or a noun in braces.
+        labels: names of the labels, in the order of the values that `measure` gives.
+        meaning: one sentence.
+        buckets: upper bounds for a histogram.
+    """
+
+    name: str
+    kind: Literal["counter", "histogram", "gauge"]
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_COUNTS: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
+_OF_CALL: Final = ("function", "outcome")
+_OF_POLICY: Final = ("policy", "layer")
+
+EVENTS_SEEN: Final = Metric("guarded.events", "counter", "{event}", ("event", "policy"), "Events, by name.")
+CALLS: Final = Metric("guarded.calls", "counter", "{call}", _OF_CALL, "Guarded calls that ended.")
+DURATION: Final = Metric(
+    "guarded.call.duration", "histogram", "s", _OF_CALL, "Length of guarded calls, waits included.", _SECONDS
+)
+RETRIES_PER_CALL: Final = Metric(
+    "guarded.call.retries", "histogram", "{retry}", _OF_CALL, "Retries that a call under retry took.", _COUNTS
+)
+RETRIES: Final = Metric("guarded.retries", "counter", "{retry}", ("policy", "function"), "Retries scheduled.")
+STATUSES: Final = Metric(
+    "guarded.error.statuses", "counter", "{response}", ("policy", "status"), "HTTP error statuses seen."
+)
+WAIT: Final = Metric("guarded.wait", "histogram", "s", _OF_POLICY, "Time queued, and between attempts.", _SECONDS)
+REJECTIONS: Final = Metric(
+    "guarded.rejections", "counter", "{call}", (*_OF_POLICY, "reason"), "Calls refused or out of time."
+)
+ACTIVE: Final = Metric(
+    "guarded.limit.active", "gauge", "{permit}", ("policy",), "Permits held, as of its latest event."
+)
+QUEUED: Final = Metric("guarded.limit.queued", "gauge", "{call}", ("policy",), "Calls waiting, as of its latest event.")
+CAPACITY: Final = Metric("guarded.limit.capacity", "gauge", "{permit}", ("policy",), "Permits there are.")
+CIRCUIT: Final = Metric(
+    "guarded.circuit.state", "gauge", "{state}", ("policy",), "0 closed, 1 half-open, 2 open, 3 isolated."
+)
+
+METRICS: Final = (
+    EVENTS_SEEN,
+    CALLS,
+    DURATION,
+    RETRIES_PER_CALL,
+    RETRIES,
+    STATUSES,
+    WAIT,
+    REJECTIONS,
+    ACTIVE,
+    QUEUED,
+    CAPACITY,
+    CIRCUIT,
+)
+
+Measurement = tuple[Metric, float, tuple[str, ...]]
+
+_CIRCUIT_STATES: Final = {
+    "circuit.closed": 0,
+    "circuit.half_opened": 1,
+    "circuit.opened": 2,
+    "circuit.isolated": 3,
+}
+# These name the wait that starts, in `delay`; others the one that is over, in `wait`.
+_DELAYS: Final = ("rate.delayed", "retry.scheduled")
+_REFUSALS: Final = (
+    "limit.rejected",
+    "rate.rejected",
+    "circuit.rejected",
+    "idempotent.rejected",
+    "idempotent.mismatched",
+    "deadline.exceeded",
+)
+_WAITED: Final = ("limit.acquired", "limit.rejected", "idempotent.joined")
+
+
+def measure(event: Event) -> Iterator[Measurement]:
+    """What one event adds: metric, value (1 for counters), label values."""
+    policy = event.policy or ""
+    yield EVENTS_SEEN, 1, (event.name, policy)
+    if event.name in ("call.succeeded", "call.failed"):
+        yield from _of_call(event)
+        return
+    layer = event.layer or ""
+    if event.name == "retry.scheduled":
+        yield RETRIES, 1, (policy, event.function or "")
+    if event.status is not None and layer == "retry":
+        yield STATUSES, 1, (policy, str(event.status))
+    waited = event.delay if event.name in _DELAYS else event.wait if event.name in _WAITED else None
+    if waited is not None:
+        yield WAIT, waited, (policy, layer)
+    if event.name in _REFUSALS:
+        yield REJECTIONS, 1, (policy, layer, event.reason or "")
+    if layer == "limit":
+        yield from _of_limit(event, policy)
+    if event.name in _CIRCUIT_STATES:
+        yield CIRCUIT, _CIRCUIT_STATES[event.name], (policy,)
+
+
+def _of_call(event: Event) -> Iterator[Measurement]:
+    labels = (event.function or "", event.outcome or "")
+    yield CALLS, 1, labels
+    if event.duration is not None:
+        yield DURATION, event.duration, labels
+    if event.attempt is not None:
+        yield RETRIES_PER_CALL, event.attempt - 1, labels
+
+
+def _of_limit(event: Event, policy: str) -> Iterator[Measurement]:
+    for metric, value in ((ACTIVE, event.active), (QUEUED, event.queued), (CAPACITY, event.limit)):
+        if value is not None:
+            yield metric, value, (policy,)

@@ -1,0 +1,1 @@
+"""Where events can go; each module has one `install` that gives a `Subscription`."""

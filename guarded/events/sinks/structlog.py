@@ -1,0 +1,26 @@
+"""Events as structlog entries: the event is the event's name, its fields are keys.
+
+Time, name and level are left to structlog's own processors; TRACE, which structlog lacks, becomes debug.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+
+from guarded.events.bus import Subscription, subscribe
+from guarded.events.model import DEBUG, ERROR, HEAD, INFO, TRACE, WARNING, Event
+
+_METHODS: Final = {TRACE: "debug", DEBUG: "debug", INFO: "info", WARNING: "warning", ERROR: "error"}
+
+
+def install(level: int | str = "INFO", *, logger: Any = None) -> Subscription:
+    """Log events of `level` and up to `logger`: any structlog logger, or ``structlog.get_logger("guarded")``."""
+    target = structlog.get_logger("guarded") if logger is None else logger
+
+    def write(event: Event) -> None:
+        fields = {name: value for name, value in event.fields().items() if name not in HEAD}
+        getattr(target, _METHODS[event.level])(event.name, **fields)
+
+    return subscribe(write, level)

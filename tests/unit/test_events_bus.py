@@ -1,0 +1,442 @@
+"""The bus: who gets which event, what it costs, and that no sink harms a call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from guarded._core.call import Call, Deadline
+from guarded.errors import GuardWarning
+from guarded.events import bus as module
+from guarded.events.bus import Bus
+from guarded.events.model import DEBUG, ERROR, EVENTS, INFO, TRACE, WARNING, Event
+from guarded.testing import virtual_time
+
+
+class Policy:
+    """Stands for any policy."""
+
+    label = "db"
+    kind = "limit"
+
+
+def call_of(function: str = "shop.pay", **state: Any) -> Call:
+    """A call in the state given."""
+    call = Call()
+    call.function = function
+    for name, value in state.items():
+        setattr(call, name, value)
+    return call
+
+
+def listening(level: int | str = TRACE) -> tuple[Bus, list[Event]]:
+    """A bus of its own and what a sink at `level` gets."""
+    bus = Bus()
+    events: list[Event] = []
+    bus.subscribe(events.append, level)
+    return bus, events
+
+
+def test_nobody_listens_and_nothing_is_built() -> None:
+    """Without a sink the threshold is above every level and emit touches neither call nor policy."""
+    bus = Bus()
+    assert bus.threshold > ERROR
+    call = call_of()
+    bus.emit("store.failed", call, object())  # type: ignore[arg-type]  # has no label to read
+    assert call._id is None
+
+
+def test_threshold_is_the_lowest_level_wanted() -> None:
+    """It follows every subscribe and close."""
+    bus = Bus()
+    warning = bus.subscribe(print, "WARNING")
+    assert bus.threshold == WARNING
+    trace = bus.subscribe(print, TRACE)
+    assert bus.threshold == TRACE
+    trace.close()
+    assert bus.threshold == WARNING
+    trace.close()
+    warning.close()
+    assert bus.threshold > ERROR
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_event_of_the_table_can_be_emitted(name: str) -> None:
+    """The event carries the level of its row."""
+    bus, events = listening()
+    bus.emit(name, call_of(), Policy())
+    assert [(event.name, event.level) for event in events] == [(name, EVENTS[name].level)]
+
+
+def test_an_unknown_name_is_an_error_even_when_nobody_listens() -> None:
+    """A misspelled event is found by the first test that passes by."""
+    with pytest.raises(KeyError):
+        Bus().emit("limit.aquired", None, None)
+
+
+@pytest.mark.parametrize("level", [TRACE, DEBUG, INFO, WARNING, ERROR])
+def test_a_sink_gets_its_level_and_up(level: int) -> None:
+    """Of all events a sink sees exactly those at or above its level."""
+    bus, events = listening(level)
+    bus.subscribe(lambda event: None, TRACE)
+    for name in EVENTS:
+        bus.emit(name, None, None)
+    assert [event.name for event in events] == [name for name in EVENTS if EVENTS[name].level >= level]
+
+
+def test_one_event_for_all_sinks() -> None:
+    """The record is built once and shared."""
+    bus, first = listening()
+    second: list[Event] = []
+    bus.subscribe(second.append, INFO)
+    bus.emit("limit.queued", None, None)
+    assert first[0] is second[0]
+
+
+def test_call_and_policy_fill_in_what_they_know() -> None:
+    """Time, function, id, attempt, remaining, policy and layer come from the bus, the rest from the emitter."""
+    bus, events = listening()
+    with virtual_time() as time:
+        from guarded._core import clock
+
+        call = call_of(attempt=2, deadline=Deadline(clock.monotonic() + 5))
+        time.advance(2)
+        bus.emit("limit.queued", call, Policy(), queued=3, active=20)
+        now = clock.wall()
+    event = events[0]
+    assert event.time == now
+    assert event.fields() == {
+        "time": now,
+        "name": "limit.queued",
+        "level": INFO,
+        "policy": "db",
+        "layer": "limit",
+        "function": "shop.pay",
+        "call_id": call.id,
+        "attempt": 2,
+        "remaining": pytest.approx(3),
+        "active": 20,
+        "queued": 3,
+    }
+
+
+def test_what_the_emitter_says_wins() -> None:
+    """An attempt or a time left given by the emitter is not overwritten."""
+    bus, events = listening()
+    bus.emit("retry.scheduled", call_of(attempt=1, deadline=Deadline(0.0)), None, attempt=3, remaining=1.5)
+    assert (events[0].attempt, events[0].remaining) == (3, 1.5)
+
+
+def test_no_deadline_means_no_remaining() -> None:
+    """An infinite time left is left out, so that every field is a JSON number."""
+    bus, events = listening()
+    bus.emit("limit.queued", call_of(), None, remaining=float("inf"))
+    bus.emit("limit.queued", call_of(), None)
+    assert [event.remaining for event in events] == [None, None]
+
+
+def test_time_up_is_never_negative() -> None:
+    """A deadline in the past leaves zero."""
+    bus, events = listening()
+    bus.emit("limit.queued", call_of(deadline=Deadline(-1.0)), None)
+    assert events[0].remaining == 0.0
+
+
+def test_a_canary_shows_in_no_field() -> None:
+    """Credentials are taken out of the cause and of every free text, labels included."""
+    bus, events = listening()
+
+    class Leaky:
+        label = "limit(5, store='redis://u:canary-1@h/0')"
+        kind = "limit"
+
+    bus.emit(
+        "store.failed",
+        call_of(),
+        Leaky(),
+        cause=ConnectionError("redis://u:canary-1@h/0 is gone, token=canary-1"),
+        reason="password=canary-1",
+        hint="Authorization: Bearer canary-1",
+        store="redis://u:canary-1@h/0",
+        source="https://canary-1@h/policies.yaml",
+    )
+    assert "canary" not in repr(events[0])
+    assert events[0].store == "redis://***@h/0"
+    assert events[0].cause is not None
+    assert events[0].cause.type == "ConnectionError"
+
+
+def test_a_raising_sink_harms_neither_call_nor_other_sinks() -> None:
+    """It is counted, warned of once without its secrets, and the next sink still gets the event."""
+    bus = Bus()
+
+    def broken(event: Event) -> None:
+        raise ValueError("password=canary")
+
+    subscription = bus.subscribe(broken)
+    events: list[Event] = []
+    bus.subscribe(events.append)
+    with pytest.warns(GuardWarning) as caught:
+        bus.emit("limit.queued", None, None)
+    bus.emit("limit.queued", None, None)
+    bus.emit("limit.queued", None, None)
+    assert len(events) == 3
+    assert subscription.failures == 3
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "broken raised ValueError: password=***" in message
+    assert "canary" not in message
+
+
+def test_a_warning_filter_cannot_break_the_call() -> None:
+    """Where warnings are errors, the warning is shown all the same, once, and not raised."""
+    bus = Bus()
+    bus.subscribe(lambda event: 1 / 0)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        bus.emit("limit.queued", None, None)
+        bus.emit("limit.queued", None, None)
+    assert [warning.category for warning in shown] == [GuardWarning]
+
+
+def test_a_broken_showwarning_cannot_break_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applications put their own function there; it is user code like a sink."""
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(warnings, "showwarning", broken)
+    bus = Bus()
+    subscription = bus.subscribe(lambda event: 1 / 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        bus.emit("limit.queued", None, None)
+    assert subscription.failures == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_control_flow_passes_through_a_sink(error: type[BaseException]) -> None:
+    """What is no Exception is not swallowed, and the bus works on."""
+    bus = Bus()
+    events: list[Event] = []
+
+    def interrupted(event: Event) -> None:
+        raise error
+
+    subscription = bus.subscribe(interrupted)
+    with pytest.raises(error):
+        bus.emit("limit.queued", None, None)
+    subscription.close()
+    bus.subscribe(events.append)
+    bus.emit("limit.queued", None, None)
+    assert len(events) == 1
+
+
+def test_events_from_inside_a_sink_go_nowhere() -> None:
+    """A sink that makes guarded calls hears nothing of them, and neither does any other sink."""
+    bus, events = listening()
+
+    def busy(event: Event) -> None:
+        bus.emit("limit.acquired", None, None)
+
+    bus.subscribe(busy, TRACE)
+    for _ in range(2):
+        bus.emit("limit.queued", None, None)
+    assert [event.name for event in events] == ["limit.queued"] * 2
+
+
+def test_events_from_a_task_that_a_sink_started_go_nowhere() -> None:
+    """A sink that ships events through a guarded call in a task does not feed itself."""
+    bus, events = listening()
+
+    async def ship() -> None:
+        bus.emit("limit.queued", None, None)
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        subscription = bus.subscribe(lambda event: tasks.append(asyncio.get_running_loop().create_task(ship())))
+        bus.emit("rate.delayed", None, None)
+        await asyncio.gather(*tasks)
+        subscription.close()
+        bus.emit("limit.queued", None, None)
+
+    asyncio.run(main())
+    assert [event.name for event in events] == ["rate.delayed", "limit.queued"]
+
+
+def test_an_exception_that_makes_guarded_calls_when_shown_does_not_recurse() -> None:
+    """Asking an exception for its message is user code too."""
+    bus, events = listening()
+
+    class Chatty(Exception):
+        def __str__(self) -> str:
+            bus.emit("call.failed", None, None, cause=self)
+            return "told"
+
+    bus.emit("call.failed", None, None, cause=Chatty())
+    assert [str(event.cause) for event in events] == ["Chatty: told"]
+
+
+def test_other_threads_and_contexts_are_heard_while_a_sink_runs() -> None:
+    """Only the sink's own context is silent."""
+    bus, events = listening()
+    inner = threading.Thread(target=lambda: bus.emit("limit.acquired", None, None))
+
+    def slow(event: Event) -> None:
+        if event.name == "limit.queued":
+            contextvars.Context().run(inner.start)
+            inner.join()
+
+    bus.subscribe(slow)
+    bus.emit("limit.queued", None, None)
+    assert {event.name for event in events} == {"limit.queued", "limit.acquired"}
+
+
+def test_sinks_may_subscribe_and_close_while_they_run() -> None:
+    """The tuple of sinks is replaced, never changed, so an event goes to those who were there when it came."""
+    bus = Bus()
+    late: list[Event] = []
+
+    def once(event: Event) -> None:
+        subscription.close()
+        bus.subscribe(late.append)
+
+    subscription = bus.subscribe(once)
+    bus.emit("limit.queued", None, None)
+    assert late == []
+    bus.emit("limit.queued", None, None)
+    assert len(late) == 1
+    assert subscription.closed
+
+
+def test_no_lock_is_held_while_a_sink_runs() -> None:
+    """Another thread can subscribe and emit while a sink is busy."""
+    bus = Bus()
+
+    def busy(event: Event) -> None:
+        other = threading.Thread(target=lambda: bus.subscribe(print, ERROR).close())
+        other.start()
+        other.join(timeout=5)
+        assert not other.is_alive()
+
+    subscription = bus.subscribe(busy)
+    bus.emit("limit.queued", None, None)
+    assert subscription.failures == 0
+
+
+def test_subscription_is_a_context_manager() -> None:
+    """It listens for the length of the block, and close may be called again."""
+    bus = Bus()
+    events: list[Event] = []
+    with bus.subscribe(events.append) as subscription:
+        bus.emit("limit.queued", None, None)
+        assert not subscription.closed
+    bus.emit("limit.queued", None, None)
+    subscription.close()
+    assert len(events) == 1
+
+
+def test_the_same_sink_twice_gets_events_twice() -> None:
+    """Subscriptions are told apart, sinks are not."""
+    bus, events = listening()
+    second = bus.subscribe(events.append, INFO)
+    bus.emit("limit.queued", None, None)
+    second.close()
+    bus.emit("limit.queued", None, None)
+    assert len(events) == 3
+
+
+class _AsyncSink:
+    async def __call__(self, event: Event) -> None: ...
+
+
+async def _async_sink(event: Event) -> None: ...
+
+
+@pytest.mark.parametrize("sink", [None, "print", _async_sink, _AsyncSink(), partial(_async_sink)])
+def test_what_is_no_plain_callable_is_refused(sink: Any) -> None:
+    """A coroutine function would never be awaited."""
+    with pytest.raises(TypeError, match="sink: must be a plain callable"):
+        Bus().subscribe(sink)
+
+
+def test_unknown_level_is_refused() -> None:
+    """The error comes from subscribe, and nothing is subscribed."""
+    bus = Bus()
+    with pytest.raises(ValueError, match="level='LOUD'"):
+        bus.subscribe(print, "LOUD")
+    assert bus.threshold > ERROR
+
+
+class _Sink:
+    secret = "canary"
+
+    def __call__(self, event: Event) -> None: ...
+
+    def __repr__(self) -> str:
+        return self.secret
+
+
+@pytest.mark.parametrize(
+    ("sink", "title"),
+    [(_Sink(), "_Sink"), ([].append, "list.append"), (partial(print, "canary"), "functools.partial")],
+)
+def test_repr_names_the_sink_without_its_own_repr(sink: Callable[[Event], object], title: str) -> None:
+    """A sink's repr may show what it was built with."""
+    shown = repr(Bus().subscribe(sink))
+    assert title in shown
+    assert "canary" not in shown
+
+
+def test_subscribing_and_emitting_from_many_threads() -> None:
+    """Every sink gets every event of its time, and in the end nobody is left over."""
+    bus = Bus()
+    steady: list[Event] = []
+    bus.subscribe(steady.append)
+    barrier = threading.Barrier(8)
+    counts: list[int] = []
+
+    def emitter() -> None:
+        barrier.wait(timeout=10)
+        for _ in range(500):
+            bus.emit("limit.queued", None, None)
+
+    def subscriber() -> None:
+        barrier.wait(timeout=10)
+        for _ in range(200):
+            mine: list[Event] = []
+            with bus.subscribe(mine.append, TRACE):
+                bus.emit("limit.acquired", None, None)
+            counts.append(sum(event.name == "limit.acquired" for event in mine))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work) for work in [emitter] * 4 + [subscriber] * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(steady) == 4 * 500
+    assert len(counts) == 4 * 200
+    assert min(counts) >= 1
+    assert len(bus._subscriptions) == 1
+    assert bus.threshold == INFO
+
+
+def test_subscribe_of_the_module_is_that_of_the_process_bus() -> None:
+    """What users import reaches the bus that the policies use."""
+    events: list[Event] = []
+    with module.subscribe(events.append, "ERROR"):
+        module.bus.emit("store.failed", None, None, store="s")
+    assert [event.store for event in events] == ["s"]
