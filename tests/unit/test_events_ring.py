@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -88,38 +86,3 @@ def test_a_write_in_the_middle_of_a_read_starts_it_again() -> None:
     ring = filled(3, 2)
     ring._events = Disturbed(ring._events, maxlen=3)
     assert [e.time for e in ring.recent()] == [0.0, 1.0]
-
-
-def test_reading_while_threads_write() -> None:
-    """Readers never fail and see each writer's events in order and at most `size` in all."""
-    ring = Ring(64)
-    stop = threading.Event()
-    problems: list[str] = []
-
-    def write(offset: int) -> None:
-        for number in range(3000):
-            ring(event(offset + number))
-
-    def read() -> None:
-        while not stop.is_set():
-            times = [e.time for e in ring.recent()]
-            if len(times) > 64 or any(
-                [t for t in times if t // 10_000 == w] != sorted(t for t in times if t // 10_000 == w) for w in range(3)
-            ):
-                problems.append(str(times))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        reader = threading.Thread(target=read)
-        writers = [threading.Thread(target=write, args=(10_000 * w,)) for w in range(3)]
-        for thread in [reader, *writers]:
-            thread.start()
-        for thread in writers:
-            thread.join(timeout=60)
-        stop.set()
-        reader.join(timeout=60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert problems == []
-    assert len(ring) == 64
