@@ -106,7 +106,7 @@ class Explanation:
         lines = [self.subject]
         for number, layer in enumerate(self.layers, 1):
             lines.append(f"  {number}. {layer.kind}" + (f" {layer.name!r}" if layer.name else ""))
-            lines.extend(f"       {option} = {value}  ({source})" for option, value, source in _options(layer))
+            lines.extend(f"       {option} = {value}  ({source})" for option, value, source in option_rows(layer))
         time = "unbounded" if isinf(self.seconds) else format_duration(self.seconds)
         lines.append(f"  worst case: {self.calls:g} call{'s' if self.calls != 1 else ''} of the function, {time}")
         lines.extend(f"  note: {note}" for note in self.notes)
@@ -142,7 +142,7 @@ def _subject(subject: Any) -> tuple[tuple[Policy[Any], ...], Any, Any, str]:
     raise TypeError(f"explain: {subject!r} is neither a guarded callable, nor a policy, nor a name of one")
 
 
-def _options(layer: Policy[Any]) -> list[tuple[str, str, str]]:
+def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
     """Each option that says something: name, value, source."""
     rows = []
     for field in dataclasses.fields(layer.options):

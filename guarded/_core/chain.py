@@ -38,13 +38,14 @@ class Chain:
         run: the compiled chain; compiles itself at the first call.
     """
 
-    __slots__ = ("__weakref__", "function", "kind", "layers", "run", "wrapped")
+    __slots__ = ("__weakref__", "_version", "function", "kind", "layers", "run", "wrapped")
 
     def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...]) -> None:
         self.wrapped = wrapped
         self.layers = layers
         self.kind: Kind = kind_of(wrapped)
         self.function = qualified_name(wrapped)
+        self._version = 0
         self.run: Callable[[Call, Fn, Args, Kwargs], Any] = self._compile_and_run
         for index, layer in enumerate(layers):
             layer.check(Site(self.function, wrapped, self.kind, layers, index))
@@ -57,7 +58,9 @@ class Chain:
 
     def invalidate(self) -> None:
         """Compile again at the next call."""
-        self.run = self._compile_and_run
+        with _chains_lock:
+            self._version += 1
+            self.run = self._compile_and_run
 
     def turn_async(self) -> None:
         """From now on treat the callable as one that gives awaitables."""
@@ -65,10 +68,15 @@ class Chain:
         self.invalidate()
 
     def _compile_and_run(self, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        self.run = self._compile()
-        return self.run(call, fn, args, kwargs)
+        version = self._version
+        run = self.compile()
+        with _chains_lock:
+            if version == self._version:  # else names have changed meanwhile, and the next call has to look again
+                self.run = run
+        return run(call, fn, args, kwargs)
 
-    def _compile(self) -> Callable[[Call, Fn, Args, Kwargs], Any]:
+    def compile(self) -> Callable[[Call, Fn, Args, Kwargs], Any]:
+        """Look all names up and build the closures; raises what a name or a layer has against it."""
         layers: list[Policy[Any]] = []
         for layer in self.layers:
             layers.extend(layer.expand())
@@ -88,11 +96,15 @@ rewrites: list[Callable[[list[Policy[Any]]], list[Policy[Any]]]] = []
 """Testing switches: each may take layers out or put some in when a chain is compiled."""
 
 
+def living() -> list[Chain]:
+    """Every chain that some callable still has."""
+    with _chains_lock:
+        return list(_chains)
+
+
 def invalidate_all() -> None:
     """Make every chain compile again: names or switches have changed."""
-    with _chains_lock:
-        chains = list(_chains)
-    for chain in chains:
+    for chain in living():
         chain.invalidate()
 
 

@@ -60,7 +60,7 @@ class Registry:
             return policy
         if type(known) is type(policy):
             if known.declared is None and self.config is not None:
-                known.declared = policy.options
+                known.declared, known.place = policy.options, policy.place
                 self.config.overlay(known)
                 return known
             if known.declared == policy.options:

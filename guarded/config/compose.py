@@ -54,23 +54,10 @@ def compose(text: str, file: str, variables: Mapping[str, str], problems: list[P
 
 
 def _events(text: str) -> Iterator[Any]:
-    if yaml.__with_libyaml__:
-        from yaml.cyaml import CParser
-
-        parser: Any = CParser(text)
-    else:
-        parser = _PurePythonParser(text)
+    # Of the loaders only the parser is used; nothing is ever constructed.
+    parser: Any = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
     while parser.check_event():
         yield parser.get_event()
-
-
-class _PurePythonParser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):
-    """PyYAML's parser where it was built without libyaml."""
-
-    def __init__(self, text: str) -> None:
-        yaml.reader.Reader.__init__(self, text)
-        yaml.scanner.Scanner.__init__(self)
-        yaml.parser.Parser.__init__(self)
 
 
 class _Frame:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, TypeAlias
@@ -31,11 +31,12 @@ _DURATION_TEXT = (
 
 
 class Wrong(ValueError):
-    """A value breaks a rule; `hint` says what was probably meant."""
+    """A value breaks a rule; `hint` says what was probably meant, `items` which entries of a list are wrong."""
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, items: Mapping[int, Wrong] | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        self.items = items or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class FieldType:
             try:
                 return self.check(value, (info.context or {}).get("allow"))
             except Wrong as wrong:
-                raise PydanticCustomError("wrong", "{message}", {"message": str(wrong), "hint": wrong.hint}) from None
+                raise PydanticCustomError("wrong", "{wrong}", {"wrong": wrong}) from None
 
         plain_text = any(schema == {"type": "string"} for schema in self.schemas)
         schemas = [*self.schemas] if plain_text else [*self.schemas, VARIABLE]
@@ -66,7 +67,7 @@ class FieldType:
 
 
 def either(*types: FieldType) -> FieldType:
-    """The first type that takes the value; when none does, the complaint with a hint, else the last."""
+    """The first type that takes the value; when none does, the complaint that fits what was probably meant."""
 
     def check(value: Any, allow: Sequence[str] | None) -> Any:
         complaints: list[Wrong] = []
@@ -75,7 +76,9 @@ def either(*types: FieldType) -> FieldType:
                 return kind.check(value, allow)
             except Wrong as wrong:
                 complaints.append(wrong)
-        raise next((wrong for wrong in complaints if wrong.hint), complaints[-1])
+        if isinstance(value, str) and ":" in value:
+            raise complaints[-1]  # references come last
+        raise next((wrong for wrong in complaints[:-1] if wrong.hint), complaints[0])
 
     return FieldType(check, tuple(schema for kind in types for schema in kind.schemas))
 
@@ -126,20 +129,21 @@ def _duration(value: Any, allow: Sequence[str] | None) -> Any:
         try:
             parse_duration(value, allow_zero=True)
         except ValueError as error:
-            raise Wrong(str(error).removeprefix("duration="), _unit_hint(value)) from None
+            raise Wrong(str(error).removeprefix("duration=")) from None
         return value
     raise Wrong(f"must be a duration such as 250ms, 1.5s or 1h30m, not {_what(value)}")
 
 
-def _unit_hint(value: object) -> str | None:
-    if isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):
-        return f"durations in quotes need a unit, did you mean {value.strip()}s?"
-    return None
-
-
 def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
     names = value if isinstance(value, list) else [value]
-    found = [_exception(name, allow) for name in names]
+    found, wrong = [], {}
+    for index, name in enumerate(names):
+        try:
+            found.append(_exception(name, allow))
+        except Wrong as error:
+            wrong[index] = error
+    if wrong:
+        raise Wrong("names what cannot be used", items=wrong) if isinstance(value, list) else wrong[0]
     if not found:
         raise Wrong("must name at least one exception")
     return tuple(found) if isinstance(value, list) else found[0]
@@ -147,7 +151,7 @@ def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
 
 def _exception(name: Any, allow: Sequence[str] | None) -> Any:
     if isinstance(name, str):
-        found = _function(name, allow)
+        found = _resolved(name, allow)
     elif callable(name):
         found = name
     else:
@@ -158,16 +162,20 @@ def _exception(name: Any, allow: Sequence[str] | None) -> Any:
 
 
 def _function(value: Any, allow: Sequence[str] | None) -> Any:
-    if not isinstance(value, str):
-        if callable(value):
-            return value
+    if callable(value):
+        return value
+    if not isinstance(value, str) or ":" not in value:
         raise Wrong(f"must be a function as module:name, not {_what(value)}")
+    return _resolved(value, allow)
+
+
+def _resolved(value: str, allow: Sequence[str] | None) -> Any:
     try:
         found = resolve_reference(value, allow)
     except BadReference as error:
         raise Wrong(str(error), error.hint) from None
     if not callable(found):
-        raise Wrong(f"{value!r} is a {type(found).__name__}, not a function")
+        raise Wrong(f"{value!r} is a {type(found).__name__}, neither a function nor an exception")
     return found
 
 

@@ -34,6 +34,7 @@ LAYERS: Mapping[str, str] = {
 """Key in a policy's body to the kind of the layer, outermost first: the order of a stack that gives none."""
 
 _BY_NAME: Mapping[str, FieldType] = {
+    "retries": fields.INTEGER,
     "on": fields.EXCEPTIONS,
     "unless": fields.EXCEPTIONS,
     "ignore": fields.EXCEPTIONS,
@@ -109,6 +110,7 @@ def _by_annotation(name: str, annotation: Any) -> FieldType:
             found.append(_SCALARS[atom])
     if words:
         found.insert(0, fields.choice(*words))
+    found.sort(key=lambda field_type: field_type is fields.FUNCTION)
     if not found:
         raise TypeError(f"option {name!r}: no way to write a {annotation!r} in a file")
     return found[0] if len(found) == 1 else either(*found)

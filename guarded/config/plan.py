@@ -14,6 +14,7 @@ from guarded.config.document import Node, Path, Place, Problem, dotted, find
 from guarded.config.environment import override
 from guarded.config.kinds import LAYERS, kind
 from guarded.config.merge import Templates, merge, prune
+from guarded.config.references import nearest
 from guarded.config.sources import Source, read_source
 
 
@@ -44,6 +45,10 @@ class PolicyPlan:
     enabled: bool
     node: Node
 
+    def switch(self) -> dict[str, Node]:
+        """The ``enabled`` of a policy that is switched off."""
+        return {} if self.enabled else {"enabled": Node(False, self.node.place)}
+
     @property
     def own(self) -> LayerPlan | None:
         """The layer this policy is, when it is one layer with options of its own and no stack."""
@@ -69,6 +74,13 @@ class Plan:
         """Whether no problem was found in the node or right below it."""
         children = node.value.values() if isinstance(node.value, dict) else ()
         return id(node) not in self.bad and not any(id(child) in self.bad for child in children)
+
+    def effective(self) -> dict[str, Node]:
+        """Every policy as it came out, for comparing two plans."""
+        return {
+            name: Node({**{layer.key: layer.node for layer in policy.layers}, **policy.switch()}, policy.node.place)
+            for name, policy in self.policies.items()
+        }
 
     def note(self, path: Path, message: str, place: Place, hint: str | None = None) -> None:
         """Add a problem."""
@@ -102,6 +114,7 @@ def make_plan(
     for path in schema.validate(without_names, allow, problems):
         plan.bad.add(id(find(without_names, path)))
     _resolve(plan)
+    _check_targets(plan)
     return plan
 
 
@@ -215,3 +228,14 @@ def _in_order(plan: Plan, layers: list[LayerPlan], order: Node | None, path: Pat
         plan.note(path, f"does not say where {', '.join(missing)} stands", order.place, "name every layer of the stack")
         return tuple(layers)
     return tuple(sorted(layers, key=lambda layer: words.index(layer.key)))
+
+
+def _check_targets(plan: Plan) -> None:
+    bodies = plan.section("policies")
+    for pattern, node in plan.section("targets").items():
+        path = ("targets", pattern)
+        if not schema.is_target(pattern):
+            hint = "write package.module:Class.method, * for any one step"
+            plan.note(path, "is no pattern of a target", node.key or node.place, hint)
+        if isinstance(node.value, str) and node.value and node.value not in bodies:
+            plan.note(path, f"there is no policy {node.value!r}", node.place, nearest(node.value, bodies))

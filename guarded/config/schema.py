@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -66,7 +66,7 @@ def document_model() -> type[BaseModel]:
     url = (fields.TEXT.annotation(), Field(description="memory://, sqlite:///file or redis://host:6379/0"))
     timeout = _optional({"timeout": fields.DURATION}, {"timeout": "Longest time one round trip may take."})
     store: Any = _model("Store", {"url": url, **timeout})
-    events: Any = _model("Events", _optional({"level": fields.choice(*LEVELS.values())}, {}))
+    events: Any = _model("Events", _optional({"level": fields.choice(*LEVELS.values(), "OFF")}, {}))
     text: Any = fields.TEXT.annotation()
     return _model(
         "Guarded",
@@ -106,6 +106,11 @@ def is_name(text: str) -> bool:
     return re.fullmatch(NAME, text) is not None
 
 
+def is_target(text: str) -> bool:
+    """Whether a target may be written so."""
+    return re.fullmatch(TARGET, text) is not None
+
+
 def validate(root: Node, allow: Sequence[str] | None, problems: list[Problem]) -> set[Path]:
     """Check the document against the models; gives the paths at which problems were found."""
     found: set[Path] = set()
@@ -115,7 +120,7 @@ def validate(root: Node, allow: Sequence[str] | None, problems: list[Problem]) -
         for detail in error.errors(include_url=False):
             path = tuple(detail["loc"])
             found.add(path)
-            problems.append(_problem(root, path, detail))
+            problems.extend(_problems(root, path, detail))
     return found
 
 
@@ -123,6 +128,20 @@ def parse_layer(word: str, options: Mapping[str, Any], allow: Sequence[str] | No
     """The keyword arguments of a layer's factory; the options have been validated before."""
     model = layer_model(word).model_validate(dict(options), context={"allow": allow})
     return {name: getattr(model, name) for name in options if name != "enabled"}
+
+
+def _problems(root: Node, path: Path, detail: Mapping[str, Any]) -> Iterator[Problem]:
+    wrong = detail.get("ctx", {}).get("wrong")
+    if not isinstance(wrong, fields.Wrong):
+        yield _problem(root, path, detail)
+        return
+    wrongs: dict[Path, fields.Wrong] = {(*path, index): entry for index, entry in wrong.items.items()}
+    for at, entry in (wrongs or {path: wrong}).items():
+        node = find(root, at)
+        if node.shown is None:
+            yield Problem(dotted(at), str(entry), node.place, entry.hint)
+        else:
+            yield Problem(dotted(at), f"{node.shown} stands for a wrong value", node.place)
 
 
 def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
@@ -136,11 +155,6 @@ def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
         )
     if kind_of_error == "missing":
         return Problem(dotted(path[:-1]), f"{path[-1]} is missing", node.key or node.place)
-    if kind_of_error == "wrong":
-        message = str(context["message"])
-        if node.shown is not None:
-            message = f"{node.shown} stands for a wrong value"
-        return Problem(dotted(path), message, node.place, context["hint"] if node.shown is None else None)
     if kind_of_error in ("dict_type", "model_type", "model_attributes_type"):
         return Problem(dotted(path), f"must be a mapping, not {shown(node)}", node.place)
     if kind_of_error == "literal_error":

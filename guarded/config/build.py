@@ -1,0 +1,177 @@
+"""Policies from a plan: made once to be judged, then handed on to be put in force.
+
+A candidate is a policy without a name, so that making it registers nothing. What its factory refuses becomes one
+problem per rule, at the line of the option that broke it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guarded._core.policy import Policy
+from guarded._core.registry import Registry
+from guarded.config import schema
+from guarded.config.document import Node, plain
+from guarded.config.kinds import kind
+from guarded.config.merge import without_rivals
+from guarded.config.plan import LayerPlan, Plan, PolicyPlan
+from guarded.config.stores import Stores
+from guarded.errors import GuardWarning
+
+_SUBJECT = re.compile(r"(\w+)")
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The policies of a plan, without names: by name of the policy and key of the layer."""
+
+    layers: dict[tuple[str, str], Policy[Any]]
+    stores: Stores
+
+
+def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candidates:
+    """Make every layer of the plan; problems go to the plan."""
+    stores = Stores(plan)
+    found = Candidates({}, stores)
+    for policy in plan.policies.values():
+        _check_against_code(plan, policy, registry)
+        for layer in policy.layers:
+            if layer.shared is not None:
+                _check_reference(plan, layer, registry)
+            else:
+                declared = declared_options(policy, registry)
+                made = build_layer(plan, layer, declared, stores, allow)
+                if made is not None:
+                    found.layers[policy.name, layer.key] = made
+    return found
+
+
+def declared_options(policy: PolicyPlan, registry: Registry) -> Any:
+    """What code has declared for a policy that is one layer; None where code says nothing."""
+    known = registry.get(policy.name)
+    if known is None or policy.own is None or known.kind != policy.own.kind:
+        return None
+    return known.declared
+
+
+def build_layer(
+    plan: Plan, layer: LayerPlan, declared: Any, stores: Stores, allow: Sequence[str] | None
+) -> Policy[Any] | None:
+    """One policy, the plan's options over those of code; None when a problem was noted."""
+    whole = plan.is_good(layer.node)
+    given = {name: plain(node) for name, node in layer.options.items() if whole or plan.is_good(node)}
+    options = schema.parse_layer(layer.kind, given, allow)
+    if "store" in options and not stores.resolve(options, layer.options["store"], (*layer.path, "store")):
+        return None
+    arguments = {**without_rivals(_as_arguments(declared), options), **options}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)
+            made: Policy[Any] = kind(layer.kind).factory(**arguments)
+    except (ValueError, TypeError) as error:
+        _note_refusal(plan, layer, str(error), given, whole)
+        return None
+    return made if whole else None
+
+
+def _as_arguments(declared: Any) -> dict[str, Any]:
+    """Options of code as keyword arguments; those left at their defaults are not repeated."""
+    if declared is None:
+        return {}
+    arguments = {}
+    for field in dataclasses.fields(declared):
+        value = getattr(declared, field.name)
+        if field.init and value != field.default:
+            arguments[field.name] = value
+    return arguments
+
+
+def _note_refusal(plan: Plan, layer: LayerPlan, message: str, given: Mapping[str, Any], whole: bool) -> None:
+    """One problem per rule of a factory's error, ``kind: option=value: rule; option: rule``.
+
+    Of a layer that has problems already, only rules about single options that were `given` mean something.
+    """
+    missing = re.search(r"missing .*required .*argument[s]?: (.*)", message)
+    if missing and not whole:
+        return
+    if missing:
+        names = re.findall(r"'(\w+)'", missing[1])
+        plan.note(layer.path, f"{' and '.join(names)} must be given", _at(layer.node))
+        return
+    for rule in message.removeprefix(f"{layer.kind}: ").split("; "):
+        subject = _SUBJECT.match(rule)
+        node = layer.options.get(subject[1]) if subject else None
+        if not whole and (subject is None or subject[1] not in given):
+            continue
+        if node is None or subject is None:
+            plan.note(layer.path, rule, _at(layer.node))
+        else:
+            plan.note((*layer.path, subject[1]), rule, node.place)
+
+
+def _at(node: Node) -> Any:
+    return node.key or node.place
+
+
+def _check_against_code(plan: Plan, policy: PolicyPlan, registry: Registry) -> None:
+    known = registry.get(policy.name)
+    if known is None or known.declared is None or known.kind == "guard":
+        return
+    own = policy.own
+    if own is None or own.kind != known.kind:
+        what = "a stack" if own is None else f"a {own.kind}"
+        plan.note(
+            ("policies", policy.name),
+            f"is {what} here, but a {known.kind} at {known.place}",
+            _at(policy.node),
+            "give one of them another name",
+        )
+
+
+def _check_reference(plan: Plan, layer: LayerPlan, registry: Registry) -> None:
+    """A layer that names a policy: it must be there, be of that kind, and not lead back to itself."""
+    seen: list[str] = [str(layer.path[1])]
+    name = layer.shared
+    while name is not None:
+        if name in seen:
+            if name == seen[0] == min(seen):  # every policy of the circle comes by here; one of them tells
+                circle = " → ".join((*seen, name))
+                plan.note(layer.path, f"policies name each other in a circle: {circle}", layer.node.place)
+            return
+        seen.append(name)
+        found = _kind_of(name, plan, registry)
+        if found is None:
+            _note_unknown(plan, layer, name, registry)
+            return
+        kind_found, name_next = found
+        if kind_found != layer.kind:
+            what = "a stack" if kind_found == "guard" else f"a {kind_found}"
+            plan.note(layer.path, f"{name!r} is {what}, not a {layer.kind}", layer.node.place)
+            return
+        name = name_next
+
+
+def _kind_of(name: str, plan: Plan, registry: Registry) -> tuple[str, str | None] | None:
+    """Kind of a named policy, and the name it stands for where it is itself only a name."""
+    policy = plan.policies.get(name)
+    if policy is not None:
+        if len(policy.layers) != 1:
+            return "guard", None
+        return policy.layers[0].kind, policy.layers[0].shared
+    known = registry.get(name)
+    return None if known is None or known.declared is None else (known.kind, None)
+
+
+def _note_unknown(plan: Plan, layer: LayerPlan, name: str, registry: Registry) -> None:
+    if name in plan.section("policies"):
+        return  # it is there, with a problem of its own
+    known = {*plan.section("policies"), *registry}
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"define it under policies, or give {layer.kind} a mapping"
+    plan.note(layer.path, f"there is no policy {name!r}", layer.node.place, hint)

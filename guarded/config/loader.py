@@ -1,0 +1,242 @@
+"""Load, reload and check: a plan is made and judged whole, then put in force.
+
+Nothing changes when anything is wrong. Loads of one registry come one after the other; calls go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from guarded import events
+from guarded._core import clock
+from guarded._core.chain import living
+from guarded._core.durations import Duration, parse_duration
+from guarded._core.policy import Policy
+from guarded._core.registry import Registry, registry
+from guarded.config.build import Candidates, build, build_layer
+from guarded.config.document import Place, Problem
+from guarded.config.force import Force
+from guarded.config.plan import Plan, make_plan
+from guarded.config.report import Diff, compare, in_order
+from guarded.config.sources import Source
+from guarded.config.targets import Target, Targets
+from guarded.config.watch import Watcher
+from guarded.errors import ConfigError
+from guarded.events.bus import bus
+from guarded.stack import Guard
+
+Allow: TypeAlias = "Sequence[str] | None"
+
+
+class Loaded:
+    """A config in force; `reload` reads its sources again, `close` takes it out.
+
+    Attributes:
+        diff: what the latest load or reload changed.
+        watcher: what looks for changes, when asked to; its `nudge` may be called from a signal handler.
+    """
+
+    def __init__(self, sources: Sequence[Source], allow: Allow, owner: Registry) -> None:
+        self.diff = Diff()
+        self.watcher: Watcher | None = None
+        self._sources = tuple(sources)
+        self._allow = allow
+        self._registry = owner
+        self._lock = threading.RLock()
+        self._plan: Plan | None = None
+        self._candidates: Candidates | None = None
+        self._force = Force(owner)
+        self._targets = Targets(owner)
+
+    @property
+    def source(self) -> str:
+        """The names of the sources."""
+        return ", ".join(self._plan.names) if self._plan is not None else ""
+
+    def reload(self) -> Diff:
+        """Read the sources again and swap in what they say.
+
+        Raises:
+            ConfigError: every problem at once; what was in force stays, and ``config.reload_failed`` has told it.
+        """
+        try:
+            return self.apply()
+        except ConfigError as error:
+            bus.emit("config.reload_failed", None, None, source=self.source, problems=len(error.problems), cause=error)
+            raise
+
+    def apply(self) -> Diff:
+        """Read, judge and put in force; raises ConfigError before anything has changed."""
+        with self._lock:
+            started = clock.monotonic()
+            plan, candidates = judge(self._sources, self._allow, self._registry)
+            before = self._plan
+            problems = plan.problems or self._force.lost_names(plan, before)
+            if problems:
+                raise ConfigError(in_order(problems))
+            self._force.put(plan, before, candidates)
+            self._targets.use(targets_of(plan))
+            self._plan, self._candidates = plan, candidates
+            self.diff = diff = compare(before.effective() if before is not None else {}, plan.effective())
+            self._set_level(plan)
+        self._tell(diff, clock.monotonic() - started)
+        return diff
+
+    def succeed(self, other: Loaded) -> None:
+        """Take the place of another config: what both name goes on with its state."""
+        with other._lock:
+            self._plan, self._force, self._targets = other._plan, other._force, other._targets
+            self.apply()
+            other._plan = None
+        if other.watcher is not None:
+            other.watcher.close()
+
+    def overlay(self, policy: Policy[Any]) -> None:
+        """Code has declared a policy that the file knows: put the file's options over those of code."""
+        with self._lock:
+            if self._plan is None or self._candidates is None or isinstance(policy, Guard):
+                return
+            found = self._plan.policies.get(policy.name or "")
+            if found is None or found.own is None:
+                return
+            stores, allow = self._candidates.stores, self._allow
+            made = build_layer(self._plan, found.own, policy.declared, stores, allow)
+            if made is None:
+                problem = self._plan.problems.pop()
+                raise ConfigError([problem])
+            policy.reconfigure(made.options)
+        self._registry.changed()
+
+    def check(self) -> list[Problem]:
+        """Problems that only the code can show: targets that meet no function."""
+        if self._plan is None:
+            return []
+        section = self._plan.section("targets")
+        return [
+            Problem(f'targets["{target.pattern}"]', reason, section[target.pattern].key or Place("file"))
+            for target, reason in self._targets.missing()
+        ]
+
+    def watch(self, interval: Duration = 1.0) -> Watcher:
+        """Reload when a file changes; gives the running watcher, which `close` ends too."""
+        paths = [name for name in self._plan.names if not name.startswith("<")] if self._plan is not None else []
+        seconds = parse_duration(interval, option="interval")
+        if self.watcher is not None:
+            self.watcher.close()
+        self.watcher = Watcher(paths, self.reload, interval=seconds).start()
+        return self.watcher
+
+    def close(self) -> None:
+        """Stop watching, take the targets off, and give names back to code."""
+        if self.watcher is not None:
+            self.watcher.close()
+        with self._lock:
+            self._targets.use(())
+            if self._plan is not None:
+                self._force.take_out(self._plan)
+                self._plan = None
+            if self._registry.config is self:
+                self._registry.config = None
+
+    def _set_level(self, plan: Plan) -> None:
+        level = plan.section("events").get("level")
+        if level is not None and level.value is not None:
+            events.set_level(level.value)
+
+    def _tell(self, diff: Diff, seconds: float) -> None:
+        for name, names in (("policy.added", diff.added), ("policy.replaced", diff.replaced)):
+            for policy in names:
+                bus.emit(name, None, self._registry.get(policy), source=self.source)
+        for policy in diff.removed:
+            bus.emit("policy.removed", None, _Gone(policy), source=self.source)
+        bus.emit("config.reloaded", None, None, source=self.source, changes=len(diff), duration=seconds)
+
+    def __enter__(self) -> Loaded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        count = len(self._plan.policies) if self._plan is not None else 0
+        return f"<config {self.source}: {count} policies, {len(self._targets)} functions bound>"
+
+
+class _Gone:
+    """What an event says of a policy that is no more."""
+
+    kind = "policy"
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+
+def judge(sources: Sequence[Source], allow: Allow, owner: Registry) -> tuple[Plan, Candidates]:
+    """The plan of the sources and its policies, made but not in force; ``plan.problems`` holds what is wrong."""
+    declared = frozenset(name for name in owner if owner[name].declared is not None)
+    plan = make_plan(sources, os.environ, allow, declared)
+    return plan, build(plan, owner, allow)
+
+
+def targets_of(plan: Plan) -> list[Target]:
+    """The targets of a plan, in the order of the file."""
+    return [Target(pattern, str(node.value)) for pattern, node in plan.section("targets").items()]
+
+
+def problems_of(*sources: Source, allow: Allow = None) -> list[Problem]:
+    """Every problem of the sources, in the order of the file; nothing is put in force.
+
+    Args:
+        sources: as for `load`.
+        allow: as for `load`.
+    """
+    return in_order(judge(sources, allow, registry)[0].problems)
+
+
+def load(*sources: Source, allow: Allow = None, watch: Duration | bool = False) -> Loaded:
+    """Put the policies, targets and settings of a config in force, in place of those loaded before.
+
+    Args:
+        sources: paths, YAML texts or mappings; of several, later ones are merged over earlier ones. A str is a path
+            unless it holds a newline or ``": "``, or starts with ``{``.
+        allow: patterns of modules that ``module:Name`` may refer to, such as ``["shop", "httpx"]``; None is all.
+        watch: True, or seconds between two looks at the files, to reload when they change; default False.
+
+    Raises:
+        ConfigError: every problem at once; nothing has changed then.
+    """
+    if not sources:
+        raise ValueError("sources: give at least one path, text or mapping")
+    before = registry.config
+    loaded = Loaded(sources, allow, registry)
+    if isinstance(before, Loaded):
+        loaded.succeed(before)
+    else:
+        loaded.apply()
+    registry.config = loaded
+    if watch is not False:
+        loaded.watch(1.0 if watch is True else watch)
+    return loaded
+
+
+def check() -> None:
+    """Resolve every name and target that guarded callables use, and compile their stacks.
+
+    Raises:
+        ConfigError: every one that leads nowhere or cannot guard its callable.
+    """
+    config = registry.config
+    problems = config.check() if isinstance(config, Loaded) else []
+    for found in living():
+        try:
+            found.compile()
+        except (LookupError, ValueError, TypeError) as error:
+            problems.append(Problem("", str(error), Place("code", found.function)))
+    if problems:
+        raise ConfigError(problems)
