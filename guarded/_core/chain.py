@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import CoroutineType
 from typing import Any
 
@@ -36,15 +36,18 @@ class Chain:
         layers: outermost first, as decorated; names are not looked up.
         kind: how the callable is called.
         run: the compiled chain; compiles itself at the first call.
+        new_call: makes the `Call` that goes through it.
     """
 
-    __slots__ = ("__weakref__", "_version", "function", "kind", "layers", "run", "wrapped")
+    __slots__ = ("__weakref__", "_version", "function", "kind", "layers", "new_call", "run", "wrapped")
 
-    def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...]) -> None:
+    def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...], kind: Kind | None = None) -> None:
         self.wrapped = wrapped
         self.layers = layers
-        self.kind: Kind = kind_of(wrapped)
+        self.kind: Kind = kind or kind_of(wrapped)
         self.function = qualified_name(wrapped)
+        # A class of its own: one attribute less to set for every call.
+        self.new_call: Callable[[], Call] = type("Call", (Call,), {"function": self.function})
         self._version = 0
         self.run: Callable[[Call, Fn, Args, Kwargs], Any] = self._compile_and_run
         for index, layer in enumerate(layers):
@@ -62,11 +65,6 @@ class Chain:
             self._version += 1
             self.run = self._compile_and_run
 
-    def turn_async(self) -> None:
-        """From now on treat the callable as one that gives awaitables."""
-        self.kind = "async"
-        self.invalidate()
-
     def _compile_and_run(self, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         version = self._version
         run = self.compile()
@@ -82,6 +80,8 @@ class Chain:
             layers.extend(layer.expand())
         layers = [layer for rewrite in rewrites for layer in rewrite(layers)] if rewrites else layers
         chain: Any = _BODIES[self.kind]
+        if self.kind == "async" and inspect.iscoroutinefunction(self.wrapped):
+            chain = _await_declared
         for index in range(len(layers) - 1, -1, -1):
             site = Site(self.function, self.wrapped, self.kind, tuple(layers), index)
             layers[index].check(site)
@@ -111,8 +111,13 @@ def invalidate_all() -> None:
 registry.on_change(invalidate_all)
 
 
+_PLAIN = frozenset({bool, int, float, str, bytes, tuple, list, dict, set})  # the question below is a slow one
+
+
 def _call_sync(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
     result = fn(*args, **kwargs)
+    if result is None or type(result) in _PLAIN:
+        return result
     if type(result) is CoroutineType or (
         # Other awaitables (a Dask or Ray future) are plain results where nobody could await them.
         hasattr(type(result), "__await__") and asyncio._get_running_loop() is not None
@@ -121,9 +126,17 @@ def _call_sync(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-async def _call_async(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+def _call_async(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Awaitable[Any]:
     result = fn(*args, **kwargs)
-    return await result if hasattr(type(result), "__await__") else result
+    return result if hasattr(type(result), "__await__") else _at_once(result)
+
+
+def _await_declared(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Awaitable[Any]:
+    return fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+async def _at_once(result: Any) -> Any:
+    return result
 
 
 def _start(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:

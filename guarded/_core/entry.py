@@ -1,94 +1,77 @@
-"""How a call enters its chain, one function per kind of callable.
+"""How a call enters its chain: one function for plain callables, one for those that give awaitables.
 
-Each makes the `Call`, publishes it to the body, runs the chain, and tells how the call ended. The
-generator kinds run the chain up to the first item and drive the rest themselves, publishing the call
-around each resumption only, so that nothing leaks to the consumer.
+Each makes the `Call`, publishes it to the body and runs the chain. How the call ended is told to the bus by
+a detour that is taken only while somebody listens.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextvars import Token
+from collections.abc import Callable
 from typing import Any
 
 from guarded._core import clock
-from guarded._core.call import Call, Stream, current
+from guarded._core.call import Call, current
 from guarded._core.chain import Chain, ReturnsAwaitable
 from guarded._core.interrupt import InterruptOnToken
-from guarded._core.policy import Args, Fn, Kwargs
+from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
+from guarded._core.streams import enter_async_generator, enter_generator
+from guarded._core.told import told_failed, told_succeeded
 from guarded.events.bus import bus
-from guarded.events.model import DEBUG, TRACE
+from guarded.events.model import DEBUG
 
 Entry = Callable[[Fn, Any, Args, Kwargs], Any]
 
 
 def enter(chain: Chain) -> Entry:
     """The wrapt wrapper function for a chain."""
-    make = {"sync": _sync, "async": _async, "generator": _generator, "async_generator": _async_generator}
-    return make[chain.kind](chain)
-
-
-def _begin(function: str) -> Call:
-    call = Call()
-    call.function = function
-    parent = current.get()
-    if parent is not None:
-        call.adopt(parent)
-    return call
-
-
-def _restore(token: Token[Call | None]) -> None:
-    try:
-        current.reset(token)
-    except ValueError:
-        pass  # an abandoned coroutine is closed by the garbage collector, in a context that is not its own
-
-
-def _succeeded(call: Call, started: float) -> None:
-    bus.emit("call.succeeded", call, None, duration=max(0.0, clock.monotonic() - started), outcome="success")
-
-
-def _failed(call: Call, started: float, error: BaseException) -> None:
-    bus.emit(
-        "call.failed",
-        call,
-        None,
-        duration=max(0.0, clock.monotonic() - started) if started else None,
-        outcome="failure" if isinstance(error, Exception) else "neutral",
-        cancelled=None if isinstance(error, Exception) else True,
-        cause=error,
-    )
+    if chain.kind == "async":
+        return _async(chain)
+    if chain.kind == "generator":
+        return enter_generator(chain)
+    if chain.kind == "async_generator":
+        return enter_async_generator(chain)
+    return _sync(chain)
 
 
 def _sync(chain: Chain) -> Entry:
-    function = chain.function
-    turned = _async(chain)
+    new_call, get, publish, restore = chain.new_call, current.get, current.set, current.reset
+    turned: Entry | None = None
 
     def enter_sync(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        if chain.kind == "async":
+        nonlocal turned
+        if turned is not None:
             return turned(fn, instance, args, kwargs)
-        call = _begin(function)
-        started = clock.monotonic() if bus.threshold <= DEBUG else 0.0
-        token = current.set(call)
+        call = new_call()
+        parent = get()
+        if parent is not None:
+            call.adopt(parent)
+        token = publish(call)
         try:
-            result = chain.run(call, fn, args, kwargs)
-        except ReturnsAwaitable as found:
-            chain.turn_async()
-            awaitable = found.awaitable
-        except BaseException as error:
             if bus.threshold <= DEBUG:
-                _failed(call, started, error)
-            raise
-        else:
-            if bus.threshold <= TRACE:
-                _succeeded(call, started)
-            return result
+                return _observed(chain.run, call, fn, args, kwargs)
+            return chain.run(call, fn, args, kwargs)
+        except ReturnsAwaitable as found:
+            awaitable = found.awaitable
         finally:
-            _restore(token)
+            restore(token)
+        turned = _async(Chain(chain.wrapped, chain.layers, "async"))
         return turned(_first_then(awaitable, fn), instance, args, kwargs)
 
     return enter_sync
+
+
+def _observed(run: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    started = clock.monotonic()
+    try:
+        result = run(call, fn, args, kwargs)
+    except ReturnsAwaitable:
+        raise
+    except BaseException as error:
+        told_failed(call, started, error)
+        raise
+    told_succeeded(call, started)
+    return result
 
 
 def _first_then(awaitable: Any, fn: Fn) -> Fn:
@@ -103,125 +86,41 @@ def _first_then(awaitable: Any, fn: Fn) -> Fn:
 
 
 def _async(chain: Chain) -> Entry:
-    function = chain.function
+    new_call, get, publish, restore = chain.new_call, current.get, current.set, current.reset
 
     async def enter_async(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        call = _begin(function)
-        started = clock.monotonic() if bus.threshold <= DEBUG else 0.0
-        token = current.set(call)
+        call = new_call()
+        parent = get()
+        if parent is not None:
+            call.adopt(parent)
+        token = publish(call)
         try:
-            if call.token is None:
-                result = await chain.run(call, fn, args, kwargs)
-            else:
-                with InterruptOnToken(call.token):
-                    result = await chain.run(call, fn, args, kwargs)
-        except BaseException as error:
-            if bus.threshold <= DEBUG:
-                _failed(call, started, error)
-            raise
+            if bus.threshold <= DEBUG or call.token is not None:
+                return await _observed_async(chain.run, call, fn, args, kwargs)
+            return await chain.run(call, fn, args, kwargs)
         finally:
-            _restore(token)
-        if bus.threshold <= TRACE:
-            _succeeded(call, started)
-        return result
+            try:
+                restore(token)
+            except ValueError:
+                pass  # an abandoned coroutine is closed by the garbage collector, in a context that is not its own
 
     return enter_async
 
 
-def _generator(chain: Chain) -> Entry:
-    def enter_generator(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Generator[Any, Any, Any]:
-        call = _begin(chain.function)
-        stream = call.stream = Stream(lambda resume: resume())
-        started = clock.monotonic()
-        ended: BaseException | None = None
-
-        def published(step: Callable[[], Any]) -> Any:
-            token = current.set(call)
-            try:
-                return step()
-            finally:
-                _restore(token)
-
-        try:
-            generator, done, item = published(lambda: chain.run(call, fn, args, kwargs))
-            while not done:
-                resume: Callable[[], Any]
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    published(generator.close)
-                    raise
-                except BaseException as thrown:
-                    stream.thrown = thrown
-                    resume = functools.partial(generator.throw, thrown)
-                else:
-                    resume = functools.partial(generator.send, sent)
-                try:
-                    item = published(functools.partial(stream.step, resume))
-                except StopIteration as stop:
-                    done, item = True, stop.value
-            return item
-        except BaseException as error:
-            ended = error
-            raise
-        finally:
-            _end(call, stream, ended, started)
-
-    return enter_generator
+async def _observed_async(run: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    """The detour of calls that somebody listens to or that a token may cancel."""
+    started = clock.monotonic()
+    try:
+        result = await _cancellable(run, call, fn, args, kwargs)
+    except BaseException as error:
+        told_failed(call, started, error)
+        raise
+    told_succeeded(call, started)
+    return result
 
 
-def _async_generator(chain: Chain) -> Entry:
-    async def at_once(resume: Callable[[], Any]) -> Any:
-        return await resume()
-
-    async def enter_async_generator(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> AsyncGenerator[Any, Any]:
-        call = _begin(chain.function)
-        stream = call.stream = Stream(at_once)
-        started = clock.monotonic()
-        ended: BaseException | None = None
-
-        async def published(step: Callable[[], Any]) -> Any:
-            token = current.set(call)
-            try:
-                return await step()
-            finally:
-                _restore(token)
-
-        try:
-            generator, done, item = await published(lambda: chain.run(call, fn, args, kwargs))
-            while not done:
-                resume: Callable[[], Any]
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    await published(generator.aclose)
-                    raise
-                except BaseException as thrown:
-                    stream.thrown = thrown
-                    resume = functools.partial(generator.athrow, thrown)
-                else:
-                    resume = functools.partial(generator.asend, sent)
-                try:
-                    item = await published(functools.partial(stream.step, resume))
-                except StopAsyncIteration:
-                    done = True
-        except BaseException as error:
-            ended = error
-            raise
-        finally:
-            _end(call, stream, ended, started)
-
-    return enter_async_generator
-
-
-def _end(call: Call, stream: Stream, ended: BaseException | None, started: float) -> None:
-    """A stream is over: tell the layers that held on to it, innermost first, then the bus."""
-    if ended is stream.thrown or isinstance(ended, GeneratorExit):
-        ended = None if ended is None else GeneratorExit()  # the consumer's doing, never the body's failure
-    for leave in stream.exits:
-        leave(ended)
-    if isinstance(ended, Exception):
-        if bus.threshold <= DEBUG:
-            _failed(call, started, ended)
-    elif bus.threshold <= TRACE:
-        _succeeded(call, started)
+async def _cancellable(run: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    if call.token is None:
+        return await run(call, fn, args, kwargs)
+    with InterruptOnToken(call.token):
+        return await run(call, fn, args, kwargs)

@@ -7,13 +7,16 @@ The rules are those of ``asyncio.timeout``: the request is taken back on the way
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from math import inf
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock
 
@@ -22,19 +25,25 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """One possible cancellation of the running task."""
+    """One possible cancellation of the running task, now or at a time of its loop."""
 
-    __slots__ = ("_before", "_closed", "_task", "fired")
+    __slots__ = ("_before", "_task", "_timers", "closed", "fired")
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self._task = task
         self._before = task.cancelling()
-        self._closed = False
+        self._timers: LoopTimers | None = None
+        self.closed = False
         self.fired = False
+
+    def at(self, when: float) -> None:
+        """Fire at monotonic time `when`."""
+        self._timers = timers_of(self._task.get_loop())
+        self._timers.add(when, self)
 
     def fire(self) -> None:
         """Cancel the task, once, unless the scope is over; in the loop's own thread."""
-        if not self._closed and not self.fired:
+        if not self.closed and not self.fired:
             self.fired = True
             self._task.cancel()
 
@@ -43,26 +52,36 @@ class Interrupt:
 
         Only the first call does anything.
         """
-        if self._closed:
+        if self.closed:
             return False
-        self._closed = True
-        return self.fired and self._task.uncancel() <= self._before
+        self.closed = True
+        if not self.fired:
+            if self._timers is not None:
+                self._timers.dead += 1
+            return False
+        return self._task.uncancel() <= self._before
 
 
-class _Entry:
-    """One deadline in the heap of its loop."""
+@types.coroutine
+def resume(coroutine: CoroutineType[Any, Any, Any], pending: Any) -> Generator[Any, Any, Any]:
+    """Await the rest of a coroutine whose first step has been made already, and gave `pending`.
 
-    __slots__ = ("_timers", "callback")
-
-    def __init__(self, timers: LoopTimers, callback: Callable[[], object]) -> None:
-        self._timers = timers
-        self.callback: Callable[[], object] | None = callback
-
-    def cancel(self) -> None:
-        """Never call back; the heap forgets the entry when it comes by."""
-        if self.callback is not None:
-            self.callback = None
-            self._timers.dead += 1
+    The loop of PEP 380, since ``yield from`` would make the next step before `pending` is done.
+    """
+    while True:
+        try:
+            sent = yield pending
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as thrown:
+            step: Callable[[], Any] = functools.partial(coroutine.throw, thrown)
+        else:
+            step = functools.partial(coroutine.send, sent)
+        try:
+            pending = step()
+        except StopIteration as stop:
+            return stop.value
 
 
 class LoopTimers:
@@ -78,46 +97,44 @@ class LoopTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._heap: list[tuple[float, int, _Entry]] = []
+        self._heap: list[tuple[float, int, Interrupt]] = []
         self._order = itertools.count()
         self._armed = inf
         self._handle: clock.TimerHandle | None = None
         self._clock = clock.installed()
         self.dead = 0
 
-    def add(self, when: float, callback: Callable[[], object]) -> _Entry:
-        """Call `callback` on the loop at monotonic time `when`."""
+    def add(self, when: float, interrupt: Interrupt) -> None:
+        """Fire `interrupt` at monotonic time `when`."""
         if self._clock is not clock.installed():  # a test has just switched between real and virtual time
             self._clock, self._armed = clock.installed(), inf
         if self.dead > self.SWEEP and self.dead * 2 > len(self._heap):
             self._sweep()
-        entry = _Entry(self, callback)
-        heapq.heappush(self._heap, (when, next(self._order), entry))
+        heapq.heappush(self._heap, (when, next(self._order), interrupt))
         if when < self._armed:
             self._arm(when)
-        return entry
 
     def _arm(self, when: float) -> None:
         if self._handle is not None:
             self._handle.cancel()
         self._armed = when
-        self._handle = clock.call_at(self._loop, when, self._run_due)
+        self._handle = clock.call_at(self._loop, when, self._fire_due)
 
-    def _run_due(self) -> None:
+    def _fire_due(self) -> None:
         self._armed = inf
         self._handle = None
         heap, now = self._heap, clock.monotonic()
-        while heap and (heap[0][2].callback is None or heap[0][0] <= now):
-            callback = heapq.heappop(heap)[2].callback
-            if callback is None:
+        while heap and (heap[0][2].closed or heap[0][0] <= now):
+            interrupt = heapq.heappop(heap)[2]
+            if interrupt.closed:
                 self.dead -= 1
             else:
-                callback()
+                interrupt.fire()
         if heap:
             self._arm(heap[0][0])
 
     def _sweep(self) -> None:
-        self._heap[:] = [item for item in self._heap if item[2].callback is not None]
+        self._heap[:] = [item for item in self._heap if not item[2].closed]
         heapq.heapify(self._heap)
         self.dead = 0
 
@@ -134,8 +151,8 @@ _cache = _Cache()
 
 def timers_of(loop: asyncio.AbstractEventLoop) -> LoopTimers:
     """The deadlines of `loop`, in its own thread."""
-    if _cache.loop is loop and _cache.timers is not None:
-        return _cache.timers
+    if _cache.loop is loop:
+        return cast("LoopTimers", _cache.timers)
     timers: LoopTimers | None = getattr(loop, _ATTRIBUTE, None)
     if timers is None:
         timers = LoopTimers(loop)
@@ -162,14 +179,13 @@ class InterruptOnToken(AbstractContextManager[None]):
         loop = task.get_loop()
         interrupt = self._interrupt = Interrupt(task)
         self._registration = self._token.on_cancel(lambda: _fire_from_anywhere(loop, interrupt))
-        self._timer = None if self._token.until == inf else timers_of(loop).add(self._token.until, interrupt.fire)
+        if self._token.until != inf:
+            interrupt.at(self._token.until)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if self._interrupt is None:
             return
         self._registration.close()
-        if self._timer is not None:
-            self._timer.cancel()
         if self._interrupt.close() and isinstance(error, asyncio.CancelledError):
             self._token.raise_if_cancelled("running")
 

@@ -14,12 +14,13 @@ from contextvars import Token, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from guarded._core import clock
 from guarded._core.call import Call, Deadline, Stream, current, out_of_time
 from guarded._core.durations import Duration, parse_duration
-from guarded._core.interrupt import Interrupt, timers_of
+from guarded._core.interrupt import Interrupt, resume
 from guarded._core.keys import compile_argument
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
@@ -28,7 +29,6 @@ from guarded.errors import DeadlineExceeded, Rejected
 from guarded.events.bus import bus
 
 if TYPE_CHECKING:
-    from guarded._core.clock import TimerHandle
     from guarded.cancel import CancelToken
 
 Mode = Literal["thread", "cooperative"]
@@ -87,10 +87,11 @@ def _seconds_of(options: DeadlineOptions, wrapped: Any) -> Seconds:
 class DeadlineLayer:
     """One deadline on one callable: opens the point, and says what became of it."""
 
-    __slots__ = ("late", "policy", "seconds")
+    __slots__ = ("label", "late", "policy", "seconds")
 
     def __init__(self, policy: DeadlinePolicy, wrapped: Any) -> None:
         self.policy = policy
+        self.label = policy.label
         self.late = policy.options.late
         self.seconds = _seconds_of(policy.options, wrapped)
 
@@ -102,7 +103,7 @@ class DeadlineLayer:
             if outer.until <= now:
                 raise out_of_time(call, "starting")
             return None
-        mine = Deadline(now + seconds, self.policy.label, seconds)
+        mine = Deadline(now + seconds, self.label, seconds)
         if seconds <= 0:
             mine.during = "starting"
             raise self.exceeded(call, mine)
@@ -216,26 +217,34 @@ async def _run_async(
     layer: DeadlineLayer, seconds: float, proceed: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
 ) -> Any:
     mine = layer.open(call, seconds)
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task(loop)
-    if mine is None or task is None:  # nothing to arm; without a task (driven by hand) the waits still obey
+    if mine is None:
         return await proceed(call, fn, args, kwargs)
     outer, call.deadline = call.deadline, mine
-    interrupt = Interrupt(task)
-    timer = timers_of(loop).add(mine.until, interrupt.fire)
+    interrupt: Interrupt | None = None
     try:
-        result = await proceed(call, fn, args, kwargs)
+        awaitable = proceed(call, fn, args, kwargs)
+        if type(awaitable) is CoroutineType:
+            try:
+                awaitable = resume(awaitable, awaitable.send(None))
+            except StopIteration as stop:
+                return stop.value  # done at once: no timer, no task to look up
+        task = asyncio.current_task()
+        if task is None:  # driven by hand: nothing to cancel, but every wait obeys the point
+            return await awaitable
+        interrupt = Interrupt(task)
+        interrupt.at(mine.until)
+        result = await awaitable
     except asyncio.CancelledError as error:
-        if interrupt.close():
+        if interrupt is not None and interrupt.close():
             raise layer.exceeded(call, mine) from error
         raise
     except DeadlineExceeded as error:
         layer.tell(call, error, mine)
         raise
     finally:
-        timer.cancel()
-        interrupt.close()
         call.deadline = outer
+        if interrupt is not None:
+            interrupt.close()
     if interrupt.fired:  # the body swallowed the cancellation
         layer.came_late(call, mine.until - seconds)
     return result
@@ -300,7 +309,6 @@ class _Scope(Call):
     layer: DeadlineLayer
     started: float
     interrupt: Interrupt | None = None
-    timer: TimerHandle | None = None
     mine: Deadline | None = None
 
 
@@ -362,13 +370,12 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         task = asyncio.current_task()
         if scope.mine is not None and task is not None:
             scope.interrupt = Interrupt(task)
-            scope.timer = timers_of(task.get_loop()).add(scope.mine.until, scope.interrupt.fire)
+            scope.interrupt.at(scope.mine.until)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         scope = self._close_scope()
-        if scope.mine is None or scope.interrupt is None or scope.timer is None:
+        if scope.mine is None or scope.interrupt is None:
             return
-        scope.timer.cancel()
         ours = scope.interrupt.close()
         if ours and isinstance(error, asyncio.CancelledError):
             raise scope.layer.exceeded(scope, scope.mine) from error

@@ -15,7 +15,7 @@ import pytest
 import guarded
 from guarded import Cancelled, CancelToken, DeadlineExceeded, Rejected, deadline, remaining
 from guarded._core import clock, workers
-from guarded._core.interrupt import LoopTimers
+from guarded._core.interrupt import Interrupt, timers_of
 from guarded.testing import capture, virtual_time
 
 
@@ -484,13 +484,16 @@ def test_one_loop_timer_serves_many_deadlines() -> None:
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        timers = LoopTimers(loop)
-        entries = [timers.add(clock.monotonic() + 100 + number, lambda: None) for number in range(1000)]
-        for entry in entries[1:]:
-            entry.cancel()
-        timers.add(clock.monotonic() + 100, lambda: None)
+        task = asyncio.current_task()
+        assert task is not None
+        interrupts = [Interrupt(task) for _ in range(1000)]
+        for number, interrupt in enumerate(interrupts):
+            interrupt.at(clock.monotonic() + 100 + number)
+        for interrupt in interrupts[1:]:
+            interrupt.close()
+        Interrupt(task).at(clock.monotonic() + 100)
         assert len([handle for handle in loop._scheduled if not handle.cancelled()]) == 1  # type: ignore[attr-defined]
-        return len(timers._heap)
+        return len(timers_of(loop)._heap)
 
     assert asyncio.run(main()) == 2
 
