@@ -485,7 +485,9 @@ def test_a_result_may_carry_retry_after(drive: Drive) -> None:
     assert waited(drive, Script(Answer(503, "3"), 1), policy) == pytest.approx(3)
 
 
-@pytest.mark.parametrize("policies", [(retry(max_retry_after=60),), (retry(max_retry_after=600), deadline("100s"))])
+@pytest.mark.parametrize(
+    "policies", [(retry(max_retry_after=60),), (retry(max_retry_after=600), deadline("100s", mode="cooperative"))]
+)
 def test_a_retry_after_that_is_too_long_stops_at_once(drive: Drive, policies: tuple[Any, ...]) -> None:
     """Above max_retry_after or the deadline there is no wait, and the value stays on the error."""
     body = Script(HTTPError(Answer(503, "120")))
@@ -521,7 +523,7 @@ def test_no_wait_is_begun_that_the_deadline_cuts_off(drive: Drive) -> None:
     error = ConnectionError("down")
     with virtual_time() as time, capture() as events, pytest.raises(ConnectionError) as caught:
         started = time.monotonic()
-        drive(Script(error), retry(base=2, jitter="none"), deadline("2s"))
+        drive(Script(error), retry(base=2, jitter="none"), deadline("2s", mode="cooperative"))
     assert caught.value is error
     assert time.monotonic() == started
     assert named(events, "retry.gave_up")[0].reason == "no time left"
@@ -538,7 +540,7 @@ def test_no_attempt_starts_after_the_deadline(drive: Drive) -> None:
             raise ConnectionError
 
         with pytest.raises(ConnectionError):
-            drive(body, retry(retries=50, base="100ms", factor=1, jitter="none"), deadline("1s"))
+            drive(body, retry(retries=50, base="100ms", factor=1, jitter="none"), deadline("1s", mode="cooperative"))
         assert time.monotonic() - started < 1
     assert len(starts) == 10
     assert max(starts) < 1
@@ -546,31 +548,33 @@ def test_no_attempt_starts_after_the_deadline(drive: Drive) -> None:
 
 def test_a_deadline_around_the_retry_is_not_retried(drive: Drive) -> None:
     """Whatever `on` says: no attempt can change that its time is over."""
-    body = Script()
+    attempts: list[int] = []
+    with virtual_time() as time:
 
-    def waits() -> None:
-        body.attempts.append(attempt())
-        call = guarded._core.call.current.get()  # type: ignore[attr-defined]
-        raise guarded._core.call.out_of_time(call)  # type: ignore[attr-defined]
+        def body() -> None:
+            attempts.append(attempt())
+            time.advance(10)
+            guarded.checkpoint()
 
-    with virtual_time(), pytest.raises(DeadlineExceeded):
-        drive(waits, retry(on=lambda error: True), deadline("5s"))
-    assert body.attempts == [1]
+        with pytest.raises(DeadlineExceeded):
+            drive(body, retry(on=lambda error: True), deadline("5s", mode="cooperative"))
+    assert attempts == [1]
 
 
 def test_a_deadline_inside_the_retry_is_retried(drive: Drive) -> None:
     """One attempt was too slow; the next may be quick."""
     attempts: list[int] = []
+    with virtual_time() as time:
 
-    def body() -> str:
-        attempts.append(attempt())
-        if len(attempts) == 1:
-            call = guarded._core.call.current.get()  # type: ignore[attr-defined]
-            raise guarded._core.call.out_of_time(call)  # type: ignore[attr-defined]
-        return "page"
+        def body() -> str:
+            attempts.append(attempt())
+            if len(attempts) == 1:
+                time.advance(2)
+                guarded.checkpoint()
+            return "page"
 
-    with virtual_time():
-        assert drive(body, deadline("1s"), retry(), deadline("30s")) == "page"
+        policies = (deadline("1s", mode="cooperative"), retry(), deadline("30s", mode="cooperative"))
+        assert drive(body, *policies) == "page"
     assert attempts == [1, 2]
 
 
