@@ -1,0 +1,104 @@
+"""Names: one namespace, conflicts, isolation, snapshots."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from guarded import PolicyConflict, PolicyNotFound, deadline, guard, registry
+from guarded._core.policy import Policy
+
+
+def test_the_same_name_and_options_is_the_same_object() -> None:
+    """Two modules that name the same policy share it."""
+    assert deadline(5, name="total") is deadline("5s", name="total")
+    assert registry["total"] is deadline(5, name="total")
+
+
+def test_other_options_under_a_name_conflict_and_both_places_are_named() -> None:
+    """The error says where each of the two was made."""
+    first = deadline(5, name="total")
+    with pytest.raises(PolicyConflict) as error:
+        deadline(6, name="total")
+    assert str(error.value).count("test_registry.py:") == 2
+    assert first.place in str(error.value)
+    assert registry["total"] is first
+
+
+def test_another_kind_under_a_name_conflicts() -> None:
+    """Policies and stacks share one namespace."""
+    deadline(5, name="total")
+    with pytest.raises(PolicyConflict):
+        guard(deadline(5), name="total")
+
+
+def test_threads_that_name_a_policy_at_once_get_one_object() -> None:
+    """Naming is atomic."""
+    start = threading.Barrier(8)
+    made: list[Policy[Any]] = []
+
+    def name_it() -> None:
+        start.wait()
+        made.append(deadline(5, name="shared"))
+
+    threads = [threading.Thread(target=name_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
+    assert len(set(map(id, made))) == 1
+
+
+def test_what_is_not_there_names_near_matches() -> None:
+    """A typo is answered with what it may have meant."""
+    deadline(5, name="payments")
+    with pytest.raises(PolicyNotFound, match="did you mean 'payments'") as error:
+        registry["paymets"]
+    assert isinstance(error.value, LookupError)
+    assert registry.get("paymets") is None
+    with pytest.raises(PolicyNotFound, match="load the file"):
+        registry["zzz"]
+
+
+def test_it_is_a_collection_of_names() -> None:
+    """Iteration, containment, length and repr."""
+    assert repr(registry) == "<registry: empty>"
+    deadline(5, name="a")
+    guard("a", name="b")
+    assert list(registry) == ["a", "b"]
+    assert "a" in registry
+    assert "c" not in registry
+    assert len(registry) == 2
+    assert repr(registry) == "<registry: 1 deadline, 1 guard>"
+
+
+def test_isolated_starts_empty_and_restores() -> None:
+    """Names made inside are gone afterwards, also when the block raises; those from before are back."""
+    before = deadline(5, name="before")
+    with pytest.raises(KeyError, match="out"), registry.isolated():
+        assert "before" not in registry
+        deadline(7, name="before")
+        raise KeyError("out")
+    assert registry["before"] is before
+
+
+def test_snapshot_tells_the_kind_of_every_name() -> None:
+    """Each named policy is there with its kind."""
+    deadline(5, name="a")
+    assert registry.snapshot()["a"]["kind"] == "deadline"
+
+
+def test_a_named_policy_unpickles_to_the_one_of_its_process() -> None:
+    """Options travel, state does not."""
+    named, unnamed = deadline(5, name="a"), deadline(6)
+    assert pickle.loads(pickle.dumps(named)) is named
+    twin = pickle.loads(pickle.dumps(unnamed))
+    assert twin is not unnamed
+    assert twin.options == unnamed.options
+    data = pickle.dumps(named)
+    with registry.isolated():
+        assert pickle.loads(data) is registry["a"]

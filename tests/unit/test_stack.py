@@ -1,0 +1,136 @@
+"""guard, the order rules, explain."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+
+from guarded import GuardWarning, PolicyNotFound, deadline, explain, fallback, guard, idempotent, limit, registry, retry
+
+
+def test_a_stack_puts_its_parts_outermost_first() -> None:
+    """The parts keep their order, names are looked up, stacks are opened."""
+    db = limit(3, name="db")
+    inner = guard(retry(retries=1), deadline(1))
+
+    @guard(deadline(10), "db", inner)
+    def fn() -> str:
+        return "done"
+
+    assert fn() == "done"
+    layers: Any = fn.layers  # type: ignore[attr-defined]
+    assert [layer.kind for layer in layers] == ["deadline", "limit", "retry", "deadline"]
+    assert layers[1] is db
+
+
+@pytest.mark.parametrize("parts", [(), (3,), ("db", None)])
+def test_bad_parts_are_refused(parts: Any) -> None:
+    """A stack is made of policies and names."""
+    with pytest.raises(ValueError, match="guard: give"):
+        guard(*parts)
+
+
+def test_a_name_inside_itself_is_spelled_out() -> None:
+    """A cycle of names is an error, not a recursion."""
+    guard("b", name="a")
+    guard("a", name="b")
+
+    @guard("a")
+    def fn() -> None: ...
+
+    with pytest.raises(ValueError, match="a → b → a"):
+        fn()
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "say"),
+    [
+        (lambda: retry(retries=1), lambda: idempotent(key="x"), "retry outside idempotent"),
+        (lambda: retry(retries=1), lambda: fallback(1), "fallback inside retry"),
+        (lambda: retry(retries=1), lambda: retry(retries=2), "retry inside retry"),
+        (lambda: deadline(5), lambda: deadline(5), "inner deadline"),
+        (lambda: deadline(5), lambda: deadline(6), "not shorter than the outer"),
+    ],
+)
+def test_orders_that_are_almost_surely_wrong_warn_where_they_are_written(outer: Any, inner: Any, say: str) -> None:
+    """The warning names the function and points at the decorator."""
+
+    def fn(x: int) -> int:
+        return x
+
+    with pytest.warns(GuardWarning, match=say) as caught:
+        outer()(inner()(fn))
+    assert caught[0].filename == __file__
+    assert "fn" in str(caught[0].message)
+    with pytest.warns(GuardWarning, match=say):
+        guard(outer(), inner())(fn)
+
+
+def test_the_taught_order_is_silent() -> None:
+    """The order of the docs warns of nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        @guard(fallback(None), idempotent(key="x"), deadline(10), limit(2), retry(retries=1), deadline(1))
+        def fn(x: int) -> int:
+            return x
+
+    assert fn(1) == 1
+
+
+def test_explain_multiplies_calls_and_bounds_time() -> None:
+    """The worst case counts attempts, and a deadline bounds the time."""
+    unbounded = retry(retries=3)(limit(2)(lambda: None))
+    found = explain(unbounded)
+    assert (found.calls, found.seconds) == (4, math.inf)
+    found = explain(deadline(10)(unbounded))
+    assert (found.calls, found.seconds) == (4, 10)
+    assert "worst case: 4 calls of the function, 10s" in str(found)
+
+
+def test_explain_says_what_holds_the_slot_during_backoff() -> None:
+    """limit outside or inside retry: both are legal, and it says which one it is."""
+    outside = explain(guard(limit(2, name="db"), retry(retries=1)))
+    inside = explain(guard(retry(retries=1), limit(2, name="db")))
+    assert any("db: the slot is held for the whole logical call" in note for note in outside.notes)
+    assert any("free during backoff" in note for note in inside.notes)
+
+
+def test_explain_tells_options_and_where_they_came_from() -> None:
+    """Defaults are told from what was given, with the line that gave it."""
+
+    @deadline("10s", name="total")
+    def fn() -> None: ...
+
+    text = str(explain(fn))
+    assert "1. deadline 'total'" in text
+    assert f"seconds = 10.0  (code {registry['total'].place})" in text
+    assert "mode = 'thread'  (default)" in text
+    assert str(explain("total")).splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_explain_of_methods_names_and_nonsense() -> None:
+    """It takes a bound method, a policy and a name, and says what else it was given."""
+
+    class Service:
+        @deadline(3)
+        def method(self) -> None: ...
+
+    assert [layer.kind for layer in explain(Service().method).layers] == ["deadline"]
+    assert [layer.kind for layer in explain(deadline(3)).layers] == ["deadline"]
+    with pytest.raises(PolicyNotFound):
+        explain("nowhere")
+    with pytest.raises(TypeError, match="neither a guarded callable"):
+        explain(len)
+
+
+def test_explain_warns_of_nothing_itself() -> None:
+    """Order findings are notes of the explanation."""
+    with pytest.warns(GuardWarning):
+        fn = retry(retries=1)(retry(retries=2)(lambda: None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert any("retry inside retry" in note for note in explain(fn).notes)
