@@ -23,6 +23,7 @@ from guarded._core.keys import (
     binder_for,
     canonical,
     compile_amount,
+    compile_argument,
     compile_key,
     fingerprint,
     key_problem,
@@ -224,6 +225,14 @@ def test_errors_of_a_key_function_come_out_as_they_are() -> None:
         key_of("{user.id}", Shop().charge, 1)
     with pytest.raises(TypeError, match=r"charge\(\): missing a required argument: 'order_id'"):
         key_of("order_id", Shop().charge)
+
+
+def test_a_plain_argument_comes_out_as_it_is() -> None:
+    """Where a value and not a key is wanted, nothing is made of it."""
+    charge = Shop().charge
+    user = User(1)
+    assert compile_argument("user", charge, "priority")(charge, ("o",), {"user": user}) is user
+    assert compile_argument(lambda amount: amount / 2, charge, "seconds")(charge, ("o",), {}) == 1.5
 
 
 def test_amounts_are_numbers_names_templates_and_callables() -> None:
