@@ -85,7 +85,7 @@ class CancelToken:
     @classmethod
     def any(cls, *tokens: CancelToken) -> CancelToken:
         """A token that fires as soon as one of `tokens` does, with its reason; cancelling it leaves them alone."""
-        combined = cls()
+        combined = CancelToken()
         ref = weakref.ref(combined)  # a long-lived source must not keep every token that was made from it
         for source in tokens:
             if source.until < combined.until:

@@ -1,0 +1,270 @@
+"""How a deadline runs the rest of a call: in the caller's task, in its thread, or in a worker.
+
+Each shell opens the deadline, runs what is below, and says what became of it. A generator gets one allowance
+for all its steps, of which only the time spent inside counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from datetime import timedelta
+from math import isfinite
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, cast
+
+from guarded._core import clock
+from guarded._core.call import Call, Deadline, Stream, current, out_of_time
+from guarded._core.durations import parse_duration
+from guarded._core.interrupt import Interrupt, resume
+from guarded._core.keys import compile_argument
+from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
+from guarded._core.workers import MAX_ABANDONED, Job, workers
+from guarded.errors import DeadlineExceeded, Rejected
+from guarded.events.bus import bus
+
+if TYPE_CHECKING:
+    from guarded.cancel import CancelToken
+    from guarded.policies.deadline import DeadlineOptions, DeadlinePolicy
+
+Seconds = Callable[[Fn, Args, Kwargs], float]
+
+
+def seconds_of(options: DeadlineOptions, wrapped: Any) -> Seconds:
+    """How many seconds a call is given; a callable's answer may be 0 or less, which means spent."""
+    if not callable(options.seconds):
+        constant = options.seconds
+        return lambda fn, args, kwargs: constant
+    ask = compile_argument(options.seconds, wrapped, "seconds")
+
+    def seconds(fn: Fn, args: Args, kwargs: Kwargs) -> float:
+        given = ask(fn, args, kwargs)
+        if isinstance(given, timedelta):
+            return given.total_seconds()
+        if isinstance(given, str):
+            return parse_duration(given, option="seconds", allow_zero=True)
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not isfinite(given):
+            raise ValueError(f"deadline: seconds must be a finite number, a timedelta or a string, not {given!r}")
+        return float(given)
+
+    return seconds
+
+
+class DeadlineLayer:
+    """One deadline on one callable: opens the point, and says what became of it."""
+
+    __slots__ = ("label", "late", "policy", "seconds")
+
+    def __init__(self, policy: DeadlinePolicy, wrapped: Any) -> None:
+        self.policy = policy
+        self.label = policy.label
+        self.late = policy.options.late
+        self.seconds = seconds_of(policy.options, wrapped)
+
+    def open(self, call: Call, seconds: float) -> Deadline | None:
+        """The deadline for the rest of `call`; None when the one around it ends first. Raises when spent."""
+        now = clock.monotonic()
+        outer = call.deadline
+        if outer is not None and outer.until <= now + seconds:
+            if outer.until <= now:
+                raise out_of_time(call, "starting")
+            return None
+        mine = Deadline(now + seconds, self.label, seconds)
+        if seconds <= 0:
+            mine.during = "starting"
+            raise self.exceeded(call, mine)
+        return mine
+
+    def exceeded(self, call: Call, mine: Deadline) -> DeadlineExceeded:
+        """The error of this deadline, told to the bus."""
+        outer, call.deadline = call.deadline, mine
+        error = out_of_time(call)
+        call.deadline = outer
+        self.tell(call, error, mine)
+        return error
+
+    def tell(self, call: Call, error: DeadlineExceeded, mine: Deadline) -> None:
+        """Tell the bus about `error`, if it is about this deadline and not about one further out or in."""
+        if error.until == mine.until:
+            bus.emit("deadline.exceeded", call, self.policy, reason=error.during)
+
+    def came_late(self, call: Call, started: float) -> None:
+        """A body returned after its point, and its value goes to the caller all the same."""
+        bus.emit("deadline.late", call, self.policy, duration=clock.monotonic() - started)
+
+    def refuse_if_swamped(self, call: Call) -> None:
+        """Refuse the call when too many bodies hang past their deadlines already."""
+        if workers.abandoned >= MAX_ABANDONED:
+            raise Rejected(
+                f"{call.function}: deadline {self.policy.label!r} has {workers.abandoned} bodies still running after "
+                "their callers left; give the client below a time-out of its own, or use mode='cooperative'",
+                policy=self.policy.label,
+                layer="deadline",
+            )
+
+
+def run_cooperative(
+    layer: DeadlineLayer, seconds: float, proceed: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
+) -> Any:
+    mine = layer.open(call, seconds)
+    if mine is None:
+        return proceed(call, fn, args, kwargs)
+    outer, call.deadline = call.deadline, mine
+    try:
+        result = proceed(call, fn, args, kwargs)
+    except DeadlineExceeded as error:
+        layer.tell(call, error, mine)
+        raise
+    finally:
+        call.deadline = outer
+    if clock.monotonic() >= mine.until:
+        if layer.late == "raise":
+            raise layer.exceeded(call, mine)
+        layer.came_late(call, mine.until - seconds)
+    return result
+
+
+def run_in_worker(
+    layer: DeadlineLayer, seconds: float, proceed: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
+) -> Any:
+    mine = layer.open(call, seconds)
+    if mine is None:
+        mine = cast("Deadline", call.deadline)
+        if mine.enforced:  # the deadline around this one has put us into a worker already
+            return proceed(call, fn, args, kwargs)
+    layer.refuse_if_swamped(call)
+    job, token = _start_job(layer, proceed, mine, call, fn, args, kwargs)
+    try:
+        with nullcontext() if call.token is None else call.token.on_cancel(job.waiter.wake):
+            woken = job.waiter.park(mine.until)
+    except BaseException:
+        job.abandon()
+        token.cancel("the caller was interrupted")
+        raise
+    if job.abandon():
+        token.cancel("the caller has left")
+        bus.emit("deadline.abandoned", call, layer.policy, active=workers.abandoned)
+        if woken and call.token is not None:
+            call.token.raise_if_cancelled("running")
+        raise layer.exceeded(call, mine)
+    try:
+        return job.outcome()
+    except DeadlineExceeded as error:
+        layer.tell(call, error, mine)
+        raise
+
+
+def _start_job(
+    layer: DeadlineLayer, proceed: SyncNext, mine: Deadline, call: Call, fn: Fn, args: Args, kwargs: Kwargs
+) -> tuple[Job, CancelToken]:
+    """Put the rest of the call into a worker: the job, and the token that tells it that nobody waits any more."""
+    from guarded.cancel import CancelToken  # cancel.py sits above the core
+
+    twin = call.fork()
+    twin.deadline = mine
+    mine.enforced = True
+    twin.token = token = CancelToken() if call.token is None else CancelToken.any(call.token)
+    context = copy_context()
+    started = clock.monotonic()
+
+    def body() -> Any:
+        current.set(twin)
+        return proceed(twin, fn, args, kwargs)
+
+    def on_late(job: Job) -> None:
+        bus.emit("deadline.late", twin, layer.policy, duration=clock.monotonic() - started, cause=job.error)
+
+    job = Job(lambda: context.run(body), on_late)
+    workers.start(job)
+    return job, token
+
+
+async def run_async(
+    layer: DeadlineLayer, seconds: float, proceed: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
+) -> Any:
+    mine = layer.open(call, seconds)
+    if mine is None:
+        return await proceed(call, fn, args, kwargs)
+    outer, call.deadline = call.deadline, mine
+    interrupt: Interrupt | None = None
+    try:
+        awaitable = proceed(call, fn, args, kwargs)
+        if type(awaitable) is CoroutineType:
+            try:
+                awaitable = resume(awaitable, awaitable.send(None))
+            except StopIteration as stop:
+                return stop.value  # done at once: no timer, no task to look up
+        task = asyncio.current_task()
+        if task is None:  # driven by hand: nothing to cancel, but every wait obeys the point
+            return await awaitable
+        interrupt = Interrupt(task)
+        interrupt.at(mine.until)
+        result = await awaitable
+        if interrupt.fired:  # the body swallowed the cancellation
+            layer.came_late(call, mine.until - seconds)
+        return result
+    except asyncio.CancelledError as error:
+        if interrupt is not None and interrupt.close():
+            raise layer.exceeded(call, mine) from error
+        raise
+    except DeadlineExceeded as error:
+        layer.tell(call, error, mine)
+        raise
+    finally:
+        call.deadline = outer
+        if interrupt is not None:
+            interrupt.close()
+
+
+class _Allowance:
+    """What a generator has left of its seconds: only the time spent inside counts."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Take the length of the block off what is left."""
+        started = clock.monotonic()
+        try:
+            yield
+        finally:
+            self.left -= max(0.0, clock.monotonic() - started)
+
+
+def stream_shell(layer: DeadlineLayer, proceed: SyncNext) -> SyncNext:
+    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        allowance = _Allowance(layer.seconds(fn, args, kwargs))
+        stream = cast("Stream", call.stream)
+
+        def timed(step: SyncNext) -> Any:
+            with allowance.spending():
+                return run_cooperative(layer, allowance.left, step, call, fn, args, kwargs)
+
+        first = timed(proceed)
+        below = stream.step
+        stream.step = lambda resume: timed(lambda *_: below(resume))
+        return first
+
+    return shell
+
+
+def async_stream_shell(layer: DeadlineLayer, proceed: AsyncNext) -> AsyncNext:
+    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        allowance = _Allowance(layer.seconds(fn, args, kwargs))
+        stream = cast("Stream", call.stream)
+
+        async def timed(step: AsyncNext) -> Any:
+            with allowance.spending():
+                return await run_async(layer, allowance.left, step, call, fn, args, kwargs)
+
+        first = await timed(proceed)
+        below = stream.step
+        stream.step = lambda resume: timed(lambda *_: below(resume))
+        return first
+
+    return shell
