@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from guarded.errors import PolicyConflict, PolicyNotFound
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from guarded._core.policy import Policy
 
 PolicyT = TypeVar("PolicyT", bound="Policy[Any]")
+
+
+_drafting: ContextVar[bool] = ContextVar("guarded_drafting", default=False)
 
 
 class Config(Protocol):
@@ -51,7 +55,7 @@ class Registry:
 
         A policy without a name is given back as it is. Raises PolicyConflict.
         """
-        if policy.name is None:
+        if policy.name is None or _drafting.get():
             return policy
         with self._lock:
             known = self._policies.setdefault(policy.name, policy)
@@ -122,6 +126,15 @@ class Registry:
         for name, policy in tuple(self._policies.items()):
             result[name] = {"kind": policy.kind, **policy.live_state()}
         return result
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Policies made inside, by this thread or task, are checked as ever but registered nowhere."""
+        token = _drafting.set(True)
+        try:
+            yield
+        finally:
+            _drafting.reset(token)
 
     @contextmanager
     def isolated(self) -> Iterator[Registry]:

@@ -1,6 +1,6 @@
 """Policies from a plan: made once to be judged, then handed on to be put in force.
 
-A candidate is a policy without a name, so that making it registers nothing. What its factory refuses becomes one
+A candidate is made as a draft, so that making it registers nothing. What its factory refuses becomes one
 problem per rule, at the line of the option that broke it.
 """
 
@@ -9,20 +9,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from guarded._core.policy import Policy
-from guarded._core.registry import Registry
+from guarded._core.registry import Registry, registry
 from guarded.config import schema
-from guarded.config.document import Node, plain
+from guarded.config.document import Node, masked, plain
 from guarded.config.kinds import kind
 from guarded.config.merge import without_rivals
 from guarded.config.plan import LayerPlan, Plan, PolicyPlan
 from guarded.config.stores import Stores
-from guarded.errors import GuardWarning
 
 _SUBJECT = re.compile(r"(\w+)")
 
@@ -69,11 +67,15 @@ def build_layer(
     options = schema.parse_layer(layer.kind, given, allow)
     if "store" in options and not stores.resolve(options, layer.options["store"], (*layer.path, "store")):
         return None
+    if "function" in options and "value" not in options:
+        options["value"] = options.pop("function")
     arguments = {**without_rivals(_as_arguments(declared), options), **options}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GuardWarning)
-            made: Policy[Any] = kind(layer.kind).factory(**arguments)
+        found = kind(layer.kind)
+        if found.has_name:
+            arguments["name"] = str(layer.path[1])
+        with registry.drafting():
+            made: Policy[Any] = found.factory(**arguments)
     except (ValueError, TypeError) as error:
         _note_refusal(plan, layer, str(error), given, whole)
         return None
@@ -112,7 +114,7 @@ def _note_refusal(plan: Plan, layer: LayerPlan, message: str, given: Mapping[str
         if node is None or subject is None:
             plan.note(layer.path, rule, _at(layer.node))
         else:
-            plan.note((*layer.path, subject[1]), rule, node.place)
+            plan.note((*layer.path, subject[1]), masked(rule, node), node.place)
 
 
 def _at(node: Node) -> Any:

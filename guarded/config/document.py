@@ -6,6 +6,7 @@ count from 1; a value that came out of ``${…}`` is never shown, its raw text i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -111,7 +112,27 @@ def find(root: Node, path: Path) -> Node:
 
 def shown(node: Node) -> str:
     """The value as messages may print it: raw where it came out of ``${…}``, and never long."""
-    text = node.shown if node.shown is not None else repr(plain(node))
+    return node.shown if node.shown is not None else brief(node.value)
+
+
+def masked(message: str, node: Node) -> str:
+    """`message` about a value, with the raw text in its place where the value came out of ``${…}``."""
+    if node.shown is None:
+        return message
+    for text in sorted({repr(node.value), str(node.value), brief(node.value)}, key=len, reverse=True):
+        message = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", lambda _: node.shown or "", message)
+    return message
+
+
+def brief(value: object) -> str:
+    """A value as messages show it; nothing long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -17,6 +17,7 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from guarded._core.durations import parse_duration
+from guarded.config.document import brief
 from guarded.config.references import BadReference, nearest, resolve_reference
 
 Schema: TypeAlias = dict[str, Any]
@@ -87,7 +88,7 @@ def _integer(value: Any, allow: Sequence[str] | None) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     quoted = isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value)
-    raise Wrong(f"must be a whole number, not {_what(value)}", "write it without quotes" if quoted else None)
+    raise Wrong(f"must be a whole number, not {brief(value)}", "write it without quotes" if quoted else None)
 
 
 def _number(value: Any, allow: Sequence[str] | None) -> float | int:
@@ -95,7 +96,7 @@ def _number(value: Any, allow: Sequence[str] | None) -> float | int:
         if math.isnan(value):
             raise Wrong("must be a number, not NaN")
         return value
-    raise Wrong(f"must be a number, not {_what(value)}")
+    raise Wrong(f"must be a number, not {brief(value)}")
 
 
 def _ratio(value: Any, allow: Sequence[str] | None) -> float | int:
@@ -115,13 +116,13 @@ def _boolean(value: Any, allow: Sequence[str] | None) -> bool:
         return value
     word = value.casefold() if isinstance(value, str) else ""
     meant = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}.get(word)
-    raise Wrong(f"must be true or false, not {_what(value)}", f"write {meant}" if meant else None)
+    raise Wrong(f"must be true or false, not {brief(value)}", f"write {meant}" if meant else None)
 
 
 def _text(value: Any, allow: Sequence[str] | None) -> str:
     if isinstance(value, str) and value:
         return value
-    raise Wrong(f"must be text, not {_what(value)}")
+    raise Wrong(f"must be text, not {brief(value)}")
 
 
 def _duration(value: Any, allow: Sequence[str] | None) -> Any:
@@ -131,7 +132,7 @@ def _duration(value: Any, allow: Sequence[str] | None) -> Any:
         except ValueError as error:
             raise Wrong(str(error).removeprefix("duration=")) from None
         return value
-    raise Wrong(f"must be a duration such as 250ms, 1.5s or 1h30m, not {_what(value)}")
+    raise Wrong(f"must be a duration such as 250ms, 1.5s or 1h30m, not {brief(value)}")
 
 
 def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
@@ -155,7 +156,7 @@ def _exception(name: Any, allow: Sequence[str] | None) -> Any:
     elif callable(name):
         found = name
     else:
-        raise Wrong(f"must be an exception such as ConnectionError or httpx:ReadTimeout, not {_what(name)}")
+        raise Wrong(f"must be an exception such as ConnectionError or httpx:ReadTimeout, not {brief(name)}")
     if isinstance(found, type) and not issubclass(found, BaseException):
         raise Wrong(f"{name!r} is a class, but no exception")
     return found
@@ -165,7 +166,7 @@ def _function(value: Any, allow: Sequence[str] | None) -> Any:
     if callable(value):
         return value
     if not isinstance(value, str) or ":" not in value:
-        raise Wrong(f"must be a function as module:name, not {_what(value)}")
+        raise Wrong(f"must be a function as module:name, not {brief(value)}")
     return _resolved(value, allow)
 
 
@@ -190,25 +191,13 @@ def _choice(words: Sequence[str]) -> Check:
         if value in words:
             return value
         hint = nearest(value, words) if isinstance(value, str) else None
-        raise Wrong(f"must be {' or '.join(words)}, not {_what(value)}", hint)
+        raise Wrong(f"must be {' or '.join(words)}, not {brief(value)}", hint)
 
     return check
 
 
 def _anything(value: Any, allow: Sequence[str] | None) -> Any:
     return value
-
-
-def _what(value: object) -> str:
-    """A value as messages show it; nothing long."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (dict, list)):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 INTEGER = FieldType(_integer, ({"type": "integer"},))

@@ -41,6 +41,7 @@ class Force:
         table: dict[str, Policy[Any] | None] = {}
         if before is not None:
             table.update(self._drop(set(before.policies) - set(plan.policies)))
+        names_before = {live.name for live in self._layers.values() if live.declared is None and live.name is not None}
         layers: dict[tuple[str, str], Policy[Any]] = {}
         changes: list[tuple[Policy[Any], Any]] = []
         for policy in plan.policies.values():
@@ -60,9 +61,8 @@ class Force:
         for live, options in changes:
             if live.options != options:
                 live.reconfigure(options)
-        for live in self._layers.values():  # a layer that its policy has lost
-            if live.declared is None and live.name is not None:
-                table.setdefault(live.name, None)
+        for name in names_before:  # of layers that their policy has lost, or that go by another name now
+            table.setdefault(name, None)
         self._layers = layers
         self._registry.replace(table)
 

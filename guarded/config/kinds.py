@@ -48,6 +48,9 @@ _BY_NAME: Mapping[str, FieldType] = {
     "store": fields.TEXT,
     "value": fields.ANYTHING,
 }
+_ONLY_IN_FILES: Mapping[str, Mapping[str, FieldType]] = {"fallback": {"function": fields.FUNCTION}}
+"""Options that a file needs to say what code says by the type of a value."""
+
 _NOT_IN_FILES = frozenset(("name", "breaker"))
 _NUMERIC = re.compile(r"\s*[-+]?\.?\d")
 
@@ -62,6 +65,7 @@ class Kind:
         options: name to kind of value.
         first: the option that a bare scalar stands for.
         help: one line per option, from the factory's docstring.
+        has_name: whether the factory takes a name.
     """
 
     word: str
@@ -69,6 +73,7 @@ class Kind:
     options: Mapping[str, FieldType]
     first: str
     help: Mapping[str, str]
+    has_name: bool
 
     def is_reference(self, value: object) -> bool:
         """Whether a bare scalar in place of the options is the name of a shared policy."""
@@ -82,13 +87,15 @@ def kind(word: str) -> Kind:
     """The kind called `word`; the policy's module is imported on first use."""
     factory = getattr(importlib.import_module(f"guarded.policies.{word}"), word)
     hints = typing.get_type_hints(factory)
+    parameters = inspect.signature(factory).parameters
     names = [
         name
-        for name, parameter in inspect.signature(factory).parameters.items()
+        for name, parameter in parameters.items()
         if name not in _NOT_IN_FILES and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     options = {name: _BY_NAME.get(name) or _by_annotation(name, hints.get(name, Any)) for name in names}
-    return Kind(word, factory, options, names[0], _help(factory))
+    options |= _ONLY_IN_FILES.get(word, {})
+    return Kind(word, factory, options, names[0], _help(factory), "name" in parameters)
 
 
 def _by_annotation(name: str, annotation: Any) -> FieldType:

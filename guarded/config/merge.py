@@ -13,7 +13,11 @@ from guarded.config.document import Node, Problem, dotted
 from guarded.config.references import nearest
 
 MAX_CHAIN = 32
-_RIVALS = (frozenset(("retries", "attempts")), frozenset(("failures", "failure_rate")))
+_RIVALS = (
+    frozenset(("retries", "attempts")),
+    frozenset(("failures", "failure_rate")),
+    frozenset(("value", "function")),
+)
 _KEEPS_NULL = ("fallback", "value")
 
 

@@ -235,7 +235,7 @@ def _check_targets(plan: Plan) -> None:
     for pattern, node in plan.section("targets").items():
         path = ("targets", pattern)
         if not schema.is_target(pattern):
-            hint = "write package.module:Class.method, * for any one step"
+            hint = "write package.module:Class.method; * stands for a step, but not for the first"
             plan.note(path, "is no pattern of a target", node.key or node.place, hint)
         if isinstance(node.value, str) and node.value and node.value not in bodies:
             plan.note(path, f"there is no policy {node.value!r}", node.place, nearest(node.value, bodies))

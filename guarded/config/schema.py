@@ -14,14 +14,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from guarded.config import fields
-from guarded.config.document import Node, Path, Problem, dotted, find, plain, shown
+from guarded.config.document import Node, Path, Problem, dotted, find, masked, plain, shown
 from guarded.config.fields import FieldType, Schema
 from guarded.config.kinds import LAYERS, kind
 from guarded.config.references import nearest
 from guarded.events.model import LEVELS
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]*$"
-TARGET = r"^[A-Za-z_*][\w.*]*:[A-Za-z_*][\w.*]*$"
+TARGET = r"^[A-Za-z_]\w*(\.[\w*]+)*:[A-Za-z_*][\w*]*(\.[\w*]+)*$"
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -138,10 +138,7 @@ def _problems(root: Node, path: Path, detail: Mapping[str, Any]) -> Iterator[Pro
     wrongs: dict[Path, fields.Wrong] = {(*path, index): entry for index, entry in wrong.items.items()}
     for at, entry in (wrongs or {path: wrong}).items():
         node = find(root, at)
-        if node.shown is None:
-            yield Problem(dotted(at), str(entry), node.place, entry.hint)
-        else:
-            yield Problem(dotted(at), f"{node.shown} stands for a wrong value", node.place)
+        yield Problem(dotted(at), masked(str(entry), node), node.place, entry.hint)
 
 
 def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:

@@ -1,8 +1,9 @@
 """``targets:`` patterns put a policy on functions without touching their code.
 
-``pkg.mod:Class.method`` names one function; ``*`` stands for any part within one dotted step (``shop.*:*.charge``) and
-reaches only what a module or class defines itself, without a leading underscore. One function gets one target: an exact
-pattern beats a wildcard, a longer one a shorter, an earlier line a later. Modules imported later are bound on import.
+``pkg.mod:Class.method`` names one function; ``*`` stands for any part within one dotted step (``shop.*:*.charge``), but
+not for a top-level package, and reaches only what a module or class defines itself, without a leading underscore. One
+function gets one target: an exact pattern beats a wildcard, a longer one a shorter, an earlier line a later. Modules
+imported later are bound on import.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Targets:
         self._lock = threading.RLock()
         self._targets: tuple[Target, ...] = ()
         self._bindings: dict[str, _Binding] = {}
+        self._refused: dict[str, str] = {}
         self._finder = _Finder(self)
 
     def use(self, targets: Sequence[Target]) -> None:
@@ -126,6 +128,8 @@ class Targets:
     def imported(self, module: ModuleType) -> None:
         """Bind what a module that has just been imported defines."""
         with self._lock:
+            for key in [key for key in self._bindings if key.partition(":")[0] == module.__name__]:
+                del self._bindings[key]  # it has been executed again: its functions are new ones
             for key, (target, owner, name) in self._wanted(module).items():
                 self._bind(key, target, owner, name)
 
@@ -139,6 +143,9 @@ class Targets:
                     yield target, f"{target.module!r} has no {'.'.join(target.steps)!r}"
                 elif not _is_function(found):
                     yield target, f"{target.pattern!r} is no function"
+                else:
+                    reason = self._refused.get(target.pattern, "it has changed since")
+                    yield target, f"{target.pattern!r} cannot be guarded: {reason}"
 
     def concerns(self, name: str) -> bool:
         """Whether some pattern may match in a module of that name."""
@@ -181,8 +188,12 @@ class Targets:
             before = inspect.getattr_static(owner, name)
         layer = TargetLayer(key, self._registry)
         layer.policy = target.policy
-        after = decorate(before, (layer,))
-        setattr(owner, name, after)
+        try:
+            after = decorate(before, (layer,))
+            setattr(owner, name, after)
+        except (TypeError, AttributeError) as error:  # a property, or a class written in C
+            self._refused[key] = str(error)
+            return
         self._bindings[key] = _Binding(owner, name, inherited, before, after, layer)
 
     def _unbind(self, key: str) -> None:
@@ -222,7 +233,7 @@ def _functions(module: ModuleType) -> Iterator[tuple[Any, tuple[str, ...]]]:
             if isinstance(value, type):
                 if value.__module__ == module.__name__ and value.__qualname__ == ".".join(steps):
                     pending.append((value, steps))
-            elif _is_function(value) and getattr(value, "__module__", None) == module.__name__:
+            elif inspect.isfunction(getattr(value, "__func__", value)) and value.__module__ == module.__name__:
                 yield owner, steps
 
 
