@@ -103,7 +103,7 @@ class Call:
     def fork(self) -> Call:
         """A copy for a concurrent run of the rest of the chain; shares the id."""
         self.id  # noqa: B018 - fixes the id before copying it
-        twin = Call()
+        twin = type(self)()  # a class of its own holds the name of the function
         twin.__dict__.update(self.__dict__)
         return twin
 
