@@ -64,6 +64,8 @@ def check_command(
         typer.echo(report.as_json(problems))
     elif problems:
         typer.echo(report.as_lines(problems))
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if problems:
         raise typer.Exit(2)
     if not as_json:

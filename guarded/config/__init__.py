@@ -6,7 +6,8 @@ try:
     import pydantic as _pydantic  # noqa: F401
     import yaml as _yaml  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"{error}: config files need more packages, pip install 'guarded[config]'") from error
+    message = f"{error}: config files need more packages, pip install 'guarded[config]'"
+    raise ImportError(message, name=error.name) from error
 
 from guarded.config.document import Place, Problem
 from guarded.config.loader import Loaded, check, load, problems_of

@@ -23,6 +23,7 @@ from guarded.config.plan import LayerPlan, Plan, PolicyPlan
 from guarded.config.stores import Stores
 
 _SUBJECT = re.compile(r"(\w+)")
+_NEXT_RULE = re.compile(r"; (?=\w+(?:=| must |: ))")  # a rule may hold semicolons of its own
 
 
 @dataclass(slots=True)
@@ -41,7 +42,8 @@ def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candid
         _check_against_code(plan, policy, registry)
         for layer in policy.layers:
             if layer.shared is not None:
-                _check_reference(plan, layer, registry)
+                if plan.is_good(layer.node):
+                    _check_reference(plan, layer, registry)
             else:
                 declared = declared_options(policy, registry)
                 made = build_layer(plan, layer, declared, stores, allow)
@@ -106,7 +108,7 @@ def _note_refusal(plan: Plan, layer: LayerPlan, message: str, given: Mapping[str
         names = re.findall(r"'(\w+)'", missing[1])
         plan.note(layer.path, f"{' and '.join(names)} must be given", _at(layer.node))
         return
-    for rule in message.removeprefix(f"{layer.kind}: ").split("; "):
+    for rule in _NEXT_RULE.split(message.removeprefix(f"{layer.kind}: ")):
         subject = _SUBJECT.match(rule)
         node = layer.options.get(subject[1]) if subject else None
         if not whole and (subject is None or subject[1] not in given):

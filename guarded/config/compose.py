@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from guarded.config.document import Node, Place, Problem, dotted
-from guarded.config.scalars import interpolate, resolve
+from guarded.config.scalars import Expanded, interpolate, resolve
 
 MAX_BYTES = 2 * 1024 * 1024
 MAX_DEPTH = 32
@@ -63,12 +63,13 @@ def _events(text: str) -> Iterator[Any]:
 class _Frame:
     """A collection being read; `size` counts its nodes with aliases expanded."""
 
-    __slots__ = ("anchor", "children", "key", "key_place", "place", "size")
+    __slots__ = ("anchor", "broken", "children", "key", "key_place", "place", "size")
 
-    def __init__(self, children: dict[str, Node] | list[Node], place: Place, anchor: str | None) -> None:
+    def __init__(self, children: dict[str, Node] | list[Node], place: Place, anchor: str | None, broken: bool) -> None:
         self.children = children
         self.place = place
         self.anchor = anchor
+        self.broken = broken
         self.key: str | None = None
         self.key_place: Place | None = None
         self.size = 1
@@ -125,10 +126,10 @@ class _Composer:
         if frame is not None and isinstance(frame.children, dict) and frame.key is None:
             self._key(frame, event.value, place)
             return
-        self._tag(event.tag, place)
+        tagged = self._tag(event.tag, place)
         plain = event.implicit[0]
         if "${" not in event.value:
-            node = Node(resolve(event.value) if plain else event.value, place)
+            node = Node(resolve(event.value) if plain else event.value, place, broken=tagged)
         else:
             node = self._interpolated(event, plain, place)
         self._add(node, 1, event.anchor)
@@ -142,8 +143,8 @@ class _Composer:
             col = (place.col or 1) + (offset + (not plain) if exact else 0)
             at = Place("file", self.file, place.line, col)
             self.problems.append(Problem(self._path(), message, at, hint))
-        value = resolve(done.text) if plain and not done.faults else done.text
-        return Node(value, place, shown=event.value)
+        value = resolve(done.text) if plain and not done.faults else Expanded(done.text)
+        return Node(value, place, shown=event.value, broken=bool(done.faults))
 
     def _key(self, frame: _Frame, text: str, place: Place) -> None:
         assert isinstance(frame.children, dict)
@@ -168,15 +169,14 @@ class _Composer:
                 place,
                 "quote a value that starts with { or [",
             )
-        self._tag(event.tag, place)
         children: dict[str, Node] | list[Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
-        self._frames.append(_Frame(children, place, event.anchor))
+        self._frames.append(_Frame(children, place, event.anchor, self._tag(event.tag, place)))
         if event.anchor:
             self._anchors.pop(event.anchor, None)
 
     def _close(self) -> None:
         frame = self._frames.pop()
-        self._add(Node(frame.children, frame.place), frame.size, frame.anchor)
+        self._add(Node(frame.children, frame.place, broken=frame.broken), frame.size, frame.anchor)
 
     def _alias(self, event: Any) -> None:
         place = self._place(event)
@@ -187,7 +187,7 @@ class _Composer:
             inside = any(open_.anchor == event.anchor for open_ in self._frames)
             what = "is inside what it stands for" if inside else "has no anchor before it"
             self._note(f"alias *{event.anchor} {what}", place)
-            self._add(Node(None, place), 1, None)
+            self._add(Node(None, place, broken=True), 1, None)
             return
         node, size = self._anchors[event.anchor]
         self._aliased += size
@@ -214,10 +214,13 @@ class _Composer:
             frame.children.setdefault(frame.key, node.under(frame.key_place))
             frame.key = frame.key_place = None
 
-    def _tag(self, tag: str | None, place: Place) -> None:
-        if tag is not None and tag != "!" and tag not in _CORE_TAGS:
-            short = tag.replace("tag:yaml.org,2002:", "!!")
-            self._note(f"tag {short} is not allowed", place, "write the plain value; module:Name refers to Python")
+    def _tag(self, tag: str | None, place: Place) -> bool:
+        """Refuse a tag that asks for more than plain values; whether it did."""
+        if tag is None or tag == "!" or tag in _CORE_TAGS:
+            return False
+        short = tag.replace("tag:yaml.org,2002:", "!!")
+        self._note(f"tag {short} is not allowed", place, "write the plain value; module:Name refers to Python")
+        return True
 
     def _place(self, event: Any) -> Place:
         return Place("file", self.file, event.start_mark.line + 1, event.start_mark.column + 1)

@@ -41,12 +41,14 @@ class Node:
         place: where the value stands.
         key: where its key stands; None outside mappings.
         shown: what messages print instead of the value, where it came out of ``${…}``.
+        broken: a problem of form has been told already; no other about the same value is of use.
     """
 
     value: Any
     place: Place
     key: Place | None = None
     shown: str | None = None
+    broken: bool = False
 
     def under(self, key: Place | None) -> Node:
         """The same value under another key."""
@@ -108,6 +110,11 @@ def find(root: Node, path: Path) -> Node:
         except (KeyError, IndexError, TypeError):
             break
     return node
+
+
+def is_broken(root: Node, path: Path) -> bool:
+    """Whether a node on the way to `path`, or there, is broken."""
+    return any(find(root, path[:length]).broken for length in range(len(path) + 1))
 
 
 def shown(node: Node) -> str:

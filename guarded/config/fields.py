@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from guarded._core.durations import parse_duration
 from guarded.config.document import brief
 from guarded.config.references import BadReference, nearest, resolve_reference
+from guarded.config.scalars import Expanded, resolve
 
 Schema: TypeAlias = dict[str, Any]
 Check: TypeAlias = "Callable[[Any, Sequence[str] | None], Any]"
@@ -56,6 +57,8 @@ class FieldType:
         """The type for a pydantic field; the allow-list is taken from the validation context."""
 
         def validate(value: Any, info: ValidationInfo) -> Any:
+            if isinstance(value, Expanded) and {"type": "string"} not in self.schemas:
+                value = resolve(value)
             try:
                 return self.check(value, (info.context or {}).get("allow"))
             except Wrong as wrong:

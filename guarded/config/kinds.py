@@ -47,6 +47,7 @@ _BY_NAME: Mapping[str, FieldType] = {
     "cost": either(fields.INTEGER, fields.KEY),
     "store": fields.TEXT,
     "value": fields.ANYTHING,
+    "after": either(fields.DURATION, fields.TEXT),
 }
 _ONLY_IN_FILES: Mapping[str, Mapping[str, FieldType]] = {"fallback": {"function": fields.FUNCTION}}
 """Options that a file needs to say what code says by the type of a value."""

@@ -15,6 +15,7 @@ from guarded import events
 from guarded._core import clock
 from guarded._core.chain import living
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.place import warn
 from guarded._core.policy import Policy
 from guarded._core.registry import Registry, registry
 from guarded.config.build import Candidates, build, build_layer
@@ -84,6 +85,8 @@ class Loaded:
             self.diff = diff = compare(before.effective() if before is not None else {}, plan.effective())
             self._set_level(plan)
         self._tell(diff, clock.monotonic() - started)
+        for warning in plan.warnings:
+            warn(str(warning))
         return diff
 
     def succeed(self, other: Loaded) -> None:

@@ -65,6 +65,7 @@ class Templates:
         self._policies = policies
         self._problems = problems
         self._done: dict[str, Node | None] = {}
+        self._circles: set[frozenset[str]] = set()
 
     def apply(self, body: Node, path: tuple[str, ...], trail: tuple[str, ...] = ()) -> Node | None:
         """`body` with everything it extends below it; None when a name in ``extends`` is no good."""
@@ -83,11 +84,10 @@ class Templates:
 
     def _template(self, name: Node, path: tuple[str, ...], trail: tuple[str, ...]) -> Node | None:
         word = name.value
-        if not isinstance(word, str):
-            return None  # the schema has said so
+        if not isinstance(word, str) or name.broken:
+            return None  # it has been told before
         if word in trail:
-            cycle = " → ".join((*trail[trail.index(word) :], word))
-            self._note(name, path, f"templates extend each other in a circle: {cycle}")
+            self._circle(trail[trail.index(word) :], name, path)
             return None
         if word in self._done:
             return self._done[word]
@@ -101,6 +101,18 @@ class Templates:
         done = self.apply(raw, ("templates", word), (*trail, word)) if isinstance(raw.value, dict) else None
         self._done[word] = done
         return done
+
+    def check(self) -> None:
+        """Find what is wrong with templates that no policy uses."""
+        for word, raw in self._raw.items():
+            if isinstance(raw.value, dict):
+                self.apply(raw, ("templates", word), (word,))
+
+    def _circle(self, trail: tuple[str, ...], name: Node, path: tuple[str, ...]) -> None:
+        if frozenset(trail) not in self._circles:
+            self._circles.add(frozenset(trail))
+            way = " → ".join((*trail, str(name.value)))
+            self._note(name, path, f"templates extend each other in a circle: {way}")
 
     def _unknown(self, name: Node, path: tuple[str, ...]) -> None:
         word = name.value

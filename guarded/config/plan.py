@@ -57,13 +57,20 @@ class PolicyPlan:
 
 @dataclass(slots=True)
 class Plan:
-    """What a config asks for; `problems` empty means it can be applied, once the policies are built."""
+    """What a config asks for; without `problems` it can be put in force, with `warnings` told.
+
+    Args:
+        names: of the sources.
+        root: the document, with the environment in it.
+        bad: ids of the nodes that problems were found at.
+    """
 
     names: tuple[str, ...]
     root: Node
     problems: list[Problem]
     policies: dict[str, PolicyPlan] = field(default_factory=dict)
     bad: set[int] = field(default_factory=set)
+    warnings: list[Problem] = field(default_factory=list)
 
     def section(self, name: str) -> Mapping[str, Node]:
         """The entries of a top-level section; empty when it is missing or no mapping."""
@@ -73,7 +80,10 @@ class Plan:
     def is_good(self, node: Node) -> bool:
         """Whether no problem was found in the node or right below it."""
         children = node.value.values() if isinstance(node.value, dict) else ()
-        return id(node) not in self.bad and not any(id(child) in self.bad for child in children)
+        return not self._is_bad(node) and not any(map(self._is_bad, children))
+
+    def _is_bad(self, node: Node) -> bool:
+        return node.broken or id(node) in self.bad
 
     def effective(self) -> dict[str, Node]:
         """Every policy as it came out, for comparing two plans."""
@@ -168,6 +178,7 @@ def _resolve(plan: Plan) -> None:
     """Fill in `plan.policies`: extends, defaults, order, enabled."""
     bodies = plan.section("policies")
     templates = Templates(plan.section("templates"), bodies, plan.problems)
+    templates.check()
     defaults = plan.section("defaults")
     for name, raw in bodies.items():
         path: tuple[str, ...] = ("policies", name)
@@ -237,5 +248,5 @@ def _check_targets(plan: Plan) -> None:
         if not schema.is_target(pattern):
             hint = "write package.module:Class.method; * stands for a step, but not for the first"
             plan.note(path, "is no pattern of a target", node.key or node.place, hint)
-        if isinstance(node.value, str) and node.value and node.value not in bodies:
+        if isinstance(node.value, str) and node.value and not node.broken and node.value not in bodies:
             plan.note(path, f"there is no policy {node.value!r}", node.place, nearest(node.value, bodies))

@@ -108,7 +108,15 @@ def as_json(problems: Iterable[Problem]) -> str:
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Problems by file, line and column, each once; those without a line come last."""
+    """Problems by file, line and column; those without a line come last.
+
+    What is wrong with one value is told once, though every policy that extends its template is wrong then.
+    """
     last = float("inf")
-    unique = dict.fromkeys(problems)
-    return sorted(unique, key=lambda problem: (problem.place.source, problem.line or last, problem.col or last))
+    unique: dict[object, Problem] = {}
+    for problem in problems:
+        key = (problem.place, problem.message) if problem.line is not None else problem
+        unique.setdefault(key, problem)
+    return sorted(
+        unique.values(), key=lambda problem: (problem.place.source, problem.line or last, problem.col or last)
+    )

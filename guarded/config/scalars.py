@@ -40,6 +40,12 @@ def resolve(text: str) -> str | int | float | bool | None:
     return float("nan") if text in _NAN else text
 
 
+class Expanded(str):
+    """Quoted text that came out of ``${…}``: text, and where a number or a boolean is wanted, what it spells."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Interpolated:
     """Text after interpolation; ``faults`` are (offset, message, hint) of every expression that failed."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from guarded.config import fields
-from guarded.config.document import Node, Path, Problem, dotted, find, masked, plain, shown
+from guarded.config.document import Node, Path, Problem, dotted, find, is_broken, masked, plain, shown
 from guarded.config.fields import FieldType, Schema
 from guarded.config.kinds import LAYERS, kind
 from guarded.config.references import nearest
@@ -93,7 +93,7 @@ def _order(value: Any, allow: Sequence[str] | None) -> Any:
     if not isinstance(value, list):
         raise fields.Wrong("must be a list of layers, outermost first")
     for word in value:
-        if word not in LAYERS:
+        if not isinstance(word, str) or word not in LAYERS:
             hint = nearest(word, LAYERS) if isinstance(word, str) else None
             raise fields.Wrong(f"{word!r} is no layer", hint)
         if value.count(word) > 1:
@@ -120,7 +120,8 @@ def validate(root: Node, allow: Sequence[str] | None, problems: list[Problem]) -
         for detail in error.errors(include_url=False):
             path = tuple(detail["loc"])
             found.add(path)
-            problems.extend(_problems(root, path, detail))
+            if not is_broken(root, path):
+                problems.extend(_problems(root, path, detail))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from guarded.config.compose import MAX_BYTES, MAX_DEPTH, MAX_NODES, Stop, compose
 from guarded.config.document import Node, Path, Place, Problem, dotted
-from guarded.config.scalars import interpolate, resolve
+from guarded.config.scalars import Expanded, interpolate
 
 Source: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 
@@ -76,7 +76,7 @@ class _Convert:
             return self._text(value, path)
         if not (value is None or isinstance(value, (bool, int, float, timedelta)) or callable(value)):
             self._note(f"a {type(value).__name__} cannot be a config value", path)
-            return Node(None, self._place)
+            return Node(None, self._place, broken=True)
         return Node(value, self._place)
 
     def _items(self, value: Mapping[Any, Any], path: Path) -> Iterator[tuple[str, Node]]:
@@ -92,7 +92,7 @@ class _Convert:
             self._note(message, path, hint)
         if not done.used:
             return Node(value, self._place)
-        return Node(done.text if done.faults else resolve(done.text), self._place, shown=value)
+        return Node(Expanded(done.text), self._place, shown=value, broken=bool(done.faults))
 
     def _note(self, message: str, path: Path, hint: str | None = None) -> None:
         self._problems.append(Problem(dotted(path), message, self._place, hint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from guarded.config.document import Node, Path
+from guarded.config.document import Node, Path, Problem, dotted
 from guarded.config.plan import Plan
 from guarded.config.references import nearest
 
@@ -42,10 +42,11 @@ class Stores:
             hint = nearest(given, self._urls) or "name one under stores, or give an address such as redis://host:6379/0"
             self._plan.note(path, f"there is no store {given!r}", node.place, hint)
             return False
-        if url.startswith("memory:"):
-            del options["store"]  # state in the process is what a policy without a store has
-        else:
-            options["store"] = url
+        scheme = url.partition(":")[0].lower()
+        if scheme != "memory":
+            message = f"{scheme} stores are not available here: the state is kept in this process alone"
+            self._plan.warnings.append(Problem(dotted(path), message, node.place, "say memory:// to have it so"))
+        del options["store"]  # state in the process is what a policy without a store has
         return True
 
     def _check(self, url: str, node: Node, path: Path) -> bool:

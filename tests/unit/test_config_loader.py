@@ -359,6 +359,20 @@ def test_named_policies_from_a_file_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(db)) is db
 
 
+def test_a_quoted_variable_may_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In braces YAML wants the quotes; where a number or a boolean is due, the text is read as one."""
+    monkeypatch.setenv("N", "7")
+    guarded.load("""
+policies:
+  p: {limit: "${N}"}
+  q: {limit: {max_concurrent: "${N:-5}", enabled: "${ON:-true}"}}
+  r: {retry: {base: "${N}", max_delay: "${D:-90s}"}}
+""")
+    assert registry["p"].options.max_concurrent == registry["q"].options.max_concurrent == 7
+    assert (registry["r"].options.base, registry["r"].options.max_delay) == (7.0, 90.0)
+    guarded.load({"policies": {"p": {"limit": "${N}"}}})
+
+
 def test_a_circuit_of_a_file_has_its_name() -> None:
     """The one that rejections and events show."""
     guarded.load("policies: {gateway: {circuit: {failures: 1}}}\n")

@@ -1,0 +1,154 @@
+"""Mistakes: each one line at its own place, all at once, none a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+import guarded
+from guarded.config import problems_of
+
+TEXT = """\
+version: 2
+polices: {}
+stores:
+  shared: {ulr: redis://x}
+  other: {url: rediss, timeout: 5x}
+defaults: {retry: {base: "100"}, retires: {}}
+templates:
+  a: {extends: b}
+  b: {extends: a}
+  outbound: {circuit: {failure_rate: 50, min_cals: 20}}
+policies:
+  p1: {extends: outbuond}
+  p2: {limit: {max_concurrent: "20"}}
+  p3: {limit: {max_concurrent: 0}}
+  p4: {retry: {retries: 2, on: [ConectionError, "nope:Error"]}}
+  p5: {retry: {retries: 2, attempts: 3}}
+  p6: {retry: {jitter: ful}}
+  p7: {deadline: {seconds: 10, mode: thread, late: raise}}
+  p8: {limit: dbb}
+  p9: 5
+  p10: {}
+  p10: {retry: 1}
+  p11: {retry: {retry_after: yes}}
+  p12: {retry: !!python/object/apply:os.system [x]}
+  p13: {retry: {base: "${NOT_THERE}"}}
+  p14: {order: [retry], retry: 1, limit: 2}
+  "p 15": {retry: 1}
+  p16: {rate: {key: "{a}"}}
+  p17: {deadline: {mode: cooperative}}
+targets:
+  "shop.pay.charge": p8
+  "shop.pay:charge": p88
+events: {level: LOUD}
+"""
+
+LINES = """\
+1:10: version: must be 1, not 2
+2:1: polices: there is no section 'polices' (did you mean 'policies'?)
+4:3: stores.shared: url is missing
+4:12: stores.shared.ulr: there is no option 'ulr' (did you mean 'url'?)
+5:33: stores.other.timeout: '5x': 'x' is no unit: use ns, us, ms, s, m, h, d or w
+6:26: defaults.retry.base: '100': needs a unit: write '100s' for seconds or '100ms' for milliseconds
+6:34: defaults.retires: there is no layer 'retires' (did you mean 'retry'?)
+9:16: templates.b.extends: templates extend each other in a circle: a → b → a
+10:38: templates.outbound.circuit.failure_rate: 50 is no ratio (ratios are 0..1, did you mean 0.5?)
+10:42: templates.outbound.circuit.min_cals: there is no option 'min_cals' (did you mean 'min_calls'?)
+12:17: policies.p1.extends: there is no template 'outbuond' (did you mean 'outbound'?)
+13:32: policies.p2.limit.max_concurrent: must be a whole number, not '20' (write it without quotes)
+14:32: policies.p3.limit.max_concurrent: max_concurrent=0: must be a whole number from 1 up, or adaptive(…)
+15:33: policies.p4.retry.on[0]: 'ConectionError' is no built-in exception (did you mean 'ConnectionError'?)
+15:49: policies.p4.retry.on[1]: there is no module 'nope' (is it installed and on the path?)
+16:25: policies.p5.retry.retries: retries=2, attempts=3: give one of them; attempts are retries + 1
+17:24: policies.p6.retry.jitter: must be full or equal or decorrelated or none, not 'ful' (did you mean 'full'?)
+18:52: policies.p7.deadline.late: late='raise' needs mode='cooperative'
+19:15: policies.p8.limit: there is no policy 'dbb'
+20:7: policies.p9: must be a mapping, not 5
+21:3: policies.p10: has no layers
+22:3: policies.p10: duplicate key, first used on line 21
+23:30: policies.p11.retry.retry_after: must be true or false, not 'yes' (write true)
+24:16: policies.p12.retry: tag !!python/object/apply:os.system is not allowed
+25:24: policies.p13.retry.base: environment variable NOT_THERE is not set (give a default: ${NOT_THERE:-…})
+26:16: policies.p14.order: does not say where limit stands (name every layer of the stack)
+27:3: policies["p 15"]: is no name for a policy
+28:9: policies.p16.rate: spec must be given
+29:9: policies.p17.deadline: seconds must be given
+31:3: targets["shop.pay.charge"]: is no pattern of a target
+32:22: targets["shop.pay:charge"]: there is no policy 'p88' (did you mean 'p8'?)
+33:17: events.level: must be TRACE or DEBUG or INFO or WARNING or ERROR or OFF, not 'LOUD'
+"""
+
+
+def test_every_mistake_of_a_file_is_one_line_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 25 kinds in one file; line, column, path, message and the nearest right name."""
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    found = [str(problem).removeprefix("<text>:") for problem in problems_of(TEXT)]
+    for line, expected in zip(found, LINES.splitlines(), strict=False):
+        assert line.startswith(expected)
+    assert len(found) == len(LINES.splitlines()) >= 25
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5\n",
+        "- a\n- b\n",
+        "policies: 5\n",
+        "policies: [a]\n",
+        "policies:\n",
+        "policies: {p: [1]}\n",
+        "policies: {p: {retry: [1]}}\n",
+        "policies: {p: {retry: true}}\n",
+        "policies: {p: {limit: {}}}\n",
+        "policies: {p: {extends: 5}}\n",
+        "policies: {p: {extends: [[a]]}}\n",
+        "policies: {p: {order: 5, retry: 1}}\n",
+        "policies: {p: {order: [[a]], retry: 1}}\n",
+        "policies: {p: {order: [{a: 1}], retry: 1}}\n",
+        "policies: {p: {enabled: 5, retry: 1}}\n",
+        "templates: {t: 5}\npolicies: {p: {extends: t, retry: 1}}\n",
+        "templates: 5\npolicies: {p: {extends: t, retry: 1}}\n",
+        "defaults: [a]\npolicies: {p: {retry: 1}}\n",
+        "defaults: {retry: 5}\npolicies: {p: {retry: 1}}\n",
+        "targets: {a: 5}\n",
+        "targets: [a]\n",
+        "targets: {'a:b': {c: d}}\n",
+        "stores: {a: 5}\npolicies: {p: {rate: {spec: 5/s, store: a}}}\n",
+        "stores: [a]\n",
+        "events: 5\n",
+        "events: {level: [a]}\n",
+        "version: [1]\n",
+        "policies: {p: {retry: {on: []}}}\n",
+        "policies: {p: {retry: {on: {a: b}}}}\n",
+        "policies: {p: {retry: {on: 'os:system.x'}}}\n",
+        "policies: {p: {retry: {base: 1e999}}}\n",
+        "policies: {p: {retry: {base: .nan}}}\n",
+        "policies: {p: {limit: {max_concurrent: 0x}}}\n",
+        "policies: {p: {limit: p}}\n",
+        "policies: {p: {limit: q}, q: {retry: 1}}\n",
+        "policies: {p: {limit: q}, q: {retry: 1, limit: 2}}\n",
+    ],
+)
+def test_wrong_shapes_are_problems(text: str) -> None:
+    """Whatever stands where a mapping, a list or a word should."""
+    problems = problems_of(text)
+    assert problems
+    assert all(problem.line is not None for problem in problems)
+
+
+@pytest.mark.parametrize("text", ["policies: {}\n", "version: 1\n", "defaults:\n", "events: {}\n"])
+def test_empty_sections_are_fine(text: str) -> None:
+    """Nothing is asked for, so nothing is wrong."""
+    assert problems_of(text) == []
+
+
+def test_nothing_is_registered_by_looking() -> None:
+    """problems_of leaves the registry as it was."""
+    assert problems_of("policies: {p: {retry: 1}, q: {limit: 0}}\n")
+    assert list(guarded.registry) == []
+
+
+def test_circles_of_names() -> None:
+    """Spelled out once."""
+    lines = [str(problem) for problem in problems_of("policies: {a: {limit: b}, b: {limit: c}, c: {limit: a}}\n")]
+    assert lines == ["<text>:1:23: policies.a.limit: policies name each other in a circle: a → b → c → a"]
