@@ -28,6 +28,8 @@ class Gate(Protocol):
 
     def release(self) -> None: ...
 
+    def locked(self) -> bool: ...
+
 
 class VirtualClock(Protocol):
     """Time that moves only when told to, or when everyone waits (see ``guarded.testing``)."""

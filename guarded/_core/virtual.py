@@ -17,12 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from guarded._core import clock
+from guarded._core.workers import workers
 
 GRACE = 0.001  # real seconds between two looks at what the others do
+SETTLE = 0.01  # real seconds to wait for a thread in a wait of the standard library: it may have been woken just now
 PATIENCE = 0.25  # real seconds to wait for a thread that does something else
 IDLE_ROUNDS = 3  # loop iterations without a ready callback; each polls the selector once
-WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker", "rest"})
-WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py", "workers.py")
+WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker"})
+WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py")
 NEAR = 1.0  # a real timer of the loop that is due within this many seconds counts as activity
 
 
@@ -61,9 +63,9 @@ class VirtualTime:
         self._timers: list[tuple[int, int, _Timer]] = []
         self._order = itertools.count()
         self._activity = 0
-        self._parked: set[int] = set()  # threads that wait here
+        self._parked: dict[int, clock.Gate] = {}  # threads that wait here
         self._probing: set[asyncio.AbstractEventLoop] = set()
-        self._idle_loops: set[int] = set()  # threads whose loop has nothing to do but to probe
+        self._idle_loops: dict[int, asyncio.AbstractEventLoop] = {}  # threads whose loop does nothing but probe
 
     def monotonic_ns(self) -> int:
         """Virtual nanoseconds now."""
@@ -85,15 +87,15 @@ class VirtualTime:
         """Wait for `gate`, or until virtual time `until`."""
         if until is not None and round(until * 1e9) <= self._now:
             return gate.acquire(blocking=False)
-        timer = _Timer(self._now if until is None else round(until * 1e9), lambda: None)
+        me = threading.get_ident()
+        timer = _Timer(self._now if until is None else round(until * 1e9), lambda: self._parked.pop(me, None))
+        self._parked[me] = gate
         if until is not None:
             self._add(timer)
-        me = threading.get_ident()
-        self._parked.add(me)
         try:
             return self._poll(gate, timer)
         finally:
-            self._parked.discard(me)
+            self._parked.pop(me, None)
             timer.cancel()
             self._activity += 1
 
@@ -104,31 +106,34 @@ class VirtualTime:
                 return gate.acquire(blocking=False)
             if seen != self._activity:
                 seen, quiet = self._activity, 0.0
-            elif self._auto and (quiet > PATIENCE or self._others_wait()):
-                self._jump()
+            elif self._auto and quiet >= self._patience():
+                self._jump(seen)
             else:
                 quiet += GRACE
         return True
 
-    def _others_wait(self) -> bool:
-        """Whether no other thread is about to do something."""
-        me = threading.get_ident()
+    def _patience(self) -> float:
+        """How many real seconds of quiet it takes to be sure that no other thread is about to do something."""
+        me, patience = threading.get_ident(), 0.0
+        known = workers.idle()
+        known.update(ident for ident, gate in list(self._parked.items()) if gate.locked())  # else it is just waking up
+        known.update(ident for ident, loop in list(self._idle_loops.items()) if not _busy(loop))
         for ident, frame in sys._current_frames().items():
-            if ident == me or ident in self._parked or ident in self._idle_loops:
-                continue
-            code = frame.f_code
-            if code.co_name not in WAITS and not (code.co_name == "run" and code.co_filename.endswith("workers.py")):
-                return False
-            if not code.co_filename.endswith(WAITING_IN):
-                return False
-        return True
+            if ident != me and ident not in known:
+                code = frame.f_code
+                waits = code.co_name in WAITS and code.co_filename.endswith(WAITING_IN)
+                patience = max(patience, SETTLE if waits else PATIENCE)
+        return patience
 
     def call_at(
         self, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
     ) -> _Timer:
         """Run `callback` on `loop` at virtual time `when`."""
 
+        me = threading.get_ident()
+
         def fire() -> None:
+            self._idle_loops.pop(me, None)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(deliver)
 
@@ -147,7 +152,7 @@ class VirtualTime:
     def _probe(self, loop: asyncio.AbstractEventLoop, idle: int, quiet: float, seen: int) -> None:
         """Runs on the loop over and over while there are timers; jumps when everyone is idle."""
         me = threading.get_ident()
-        self._idle_loops.discard(me)
+        self._idle_loops.pop(me, None)
         self._drop_done()
         if not self._timers or clock.installed() is not self:
             self._probing.discard(loop)
@@ -157,11 +162,11 @@ class VirtualTime:
         idle += 1
         seen = self._activity
         if idle > IDLE_ROUNDS:
-            if quiet > PATIENCE or self._others_wait():
+            if quiet >= self._patience():
                 idle, quiet = 0, 0.0
-                self._jump()
+                self._jump(seen)
             else:
-                self._idle_loops.add(me)
+                self._idle_loops[me] = loop
                 clock.pause(GRACE)
                 quiet += GRACE
         loop.call_soon(self._probe, loop, idle, quiet, seen)
@@ -176,18 +181,22 @@ class VirtualTime:
             while self._timers and self._timers[0][2].done:
                 heapq.heappop(self._timers)
 
-    def _jump(self) -> None:
+    def _jump(self, seen: int) -> None:
+        """Move to the earliest wait, unless something has happened since the activity was `seen`."""
         self._drop_done()
         with self._lock:
-            when = self._timers[0][0] if self._timers else self._now
+            if seen != self._activity or not self._timers:
+                return
+            self._activity += 1  # of two threads that want to jump at once, one does
+            when = self._timers[0][0]
         self._move(when)
 
     def _move(self, target: int) -> None:
         while True:
             with self._lock:
+                self._activity += 1
                 if not self._timers or self._timers[0][0] > target:
                     self._now = max(self._now, target)
-                    self._activity += 1
                     return
                 when, _, timer = heapq.heappop(self._timers)
                 self._now = max(self._now, when)

@@ -99,6 +99,11 @@ class Workers:
                 self._idle.append(worker)
         return stays
 
+    def idle(self) -> set[int]:
+        """Identifiers of the threads that have nothing to do."""
+        with self._lock:
+            return {worker.ident for worker in self._idle if worker.ident is not None}
+
     def left_behind(self) -> None:
         """Count one more abandoned worker."""
         with self._lock:
