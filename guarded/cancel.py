@@ -1,15 +1,14 @@
 """Cancellation that crosses threads, loops and layers.
 
 A `CancelToken` fires once. Inside ``with token:`` every wait of every layer, in any thread that inherits the
-context, ends with `Cancelled`, and guarded async bodies are cancelled. Callbacks run outside any lock, in the
-thread that cancels. Times are monotonic seconds.
+context, ends with `Cancelled`, and guarded async bodies are cancelled. Callbacks run in the thread that cancels.
+There is no lock: a signal handler or a finalizer may cancel in the middle of anything. Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,9 @@ from guarded.errors import Cancelled
 __all__ = ["CancelToken", "Cancelled", "asleep", "checkpoint", "sleep"]
 
 
+_GONE = object()
+
+
 class Registration:
     """A callback on a token; `close`, or the end of its ``with`` block, takes it off."""
 
@@ -35,7 +37,7 @@ class Registration:
 
     def close(self) -> None:
         """The callback will not be called any more, unless it is running already."""
-        self._token._forget(self)
+        self._token._take(self)
 
     def run(self) -> None:
         """Call back."""
@@ -66,8 +68,8 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._registrations: dict[Registration, None] = {}
+        self._registrations: dict[Registration, object] = {}  # whoever takes one out calls it back, or never will
+        self._trigger = [True]  # whoever takes it out fires
         self._fired = False
         self._reason: str | None = None
         self.until = inf
@@ -97,17 +99,22 @@ class CancelToken:
     def cancel(self, reason: str | None = None) -> bool:
         """Fire: end every wait and guarded async body under this token; False when it had fired before.
 
-        The callbacks run here, before this returns; one that raises keeps none of the others from running.
+        The callbacks run here, before this returns; one that raises keeps none of the others from running, and its
+        error comes out of this call.
         """
-        with self._lock:
-            if self._fired:
-                return False
-            self._fired, self._reason = True, reason
-            registrations, self._registrations = list(self._registrations), {}
+        in_time = clock.monotonic() < self.until
+        try:
+            self._trigger.pop()
+        except IndexError:
+            return False
+        if in_time:  # else it has fired by itself already, and keeps its reason
+            self._reason = reason
+        self._fired = True
         with ExitStack() as stack:
-            for registration in reversed(registrations):
-                stack.callback(registration.run)
-        return True
+            for registration in reversed(list(self._registrations)):
+                if self._take(registration):
+                    stack.callback(registration.run)
+        return in_time
 
     @property
     def cancelled(self) -> bool:
@@ -135,17 +142,14 @@ class CancelToken:
         A token from `after` does not call back when its time comes: nobody runs then. The waits know its time.
         """
         registration = Registration(self, callback)
-        with self._lock:
-            fired = self._fired
-            if not fired:
-                self._registrations[registration] = None
-        if fired:
+        self._registrations[registration] = None
+        if self.cancelled and self._take(registration):  # looked at only now: `cancel` may run at any point of this
             registration.run()
         return registration
 
-    def _forget(self, registration: Registration) -> None:
-        with self._lock:
-            self._registrations.pop(registration, None)
+    def _take(self, registration: Registration) -> bool:
+        """Take a callback off; True for the one caller that did."""
+        return self._registrations.pop(registration, _GONE) is not _GONE
 
     def __enter__(self) -> CancelToken:
         scope = _Scope()
@@ -194,8 +198,16 @@ def checkpoint() -> None:
 
 
 def sleep(duration: Duration) -> None:
-    """Block this thread for `duration`, or until the deadline or the token of the running call ends it."""
-    waiters.sleep(_here(), parse_duration(duration, option="duration", allow_zero=True), "sleeping")
+    """Block this thread for `duration`, or until the deadline or the token of the running call ends it.
+
+    Raises Deadlock where it would freeze an event loop: use `asleep` there.
+    """
+    seconds = parse_duration(duration, option="duration", allow_zero=True)
+    if seconds == 0:
+        checkpoint()
+        return
+    waiters.refuse_on_loop_thread("guarded.sleep")
+    waiters.sleep(_here(), seconds, "sleeping")
 
 
 async def asleep(duration: Duration) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import suppress
 
 from guarded.errors import GuardWarning
 
@@ -29,3 +30,12 @@ def warn(message: str) -> None:
     """Issue a GuardWarning that points at the user's line, however deep inside guarded it was noticed."""
     filename, line = caller()
     warnings.warn_explicit(message, GuardWarning, filename, line)
+
+
+def complain(message: str) -> None:
+    """Warn where nothing may be raised, whatever the warning filters say."""
+    try:
+        warn(message)
+    except Exception:  # a filter made an error of it, which must not get any further: show it past the filters
+        with suppress(Exception):
+            warnings.showwarning(message, GuardWarning, *caller())

@@ -10,9 +10,7 @@ sink, so that a sink may make guarded calls. KeyboardInterrupt and its like pass
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from inspect import iscoroutinefunction
 from math import inf
@@ -20,8 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from guarded._core import clock
-from guarded._core.place import caller, warn
-from guarded.errors import GuardWarning
+from guarded._core.place import complain
 from guarded.events.model import EVENTS, Event, Fields, level_number
 from guarded.events.redact import cause_of, scrub, scrub_cached
 
@@ -157,7 +154,7 @@ class Bus:
             subscription.failures += 1
             first = subscription.failures == 1
         if first:
-            _complain(
+            complain(
                 f"event sink {_title(subscription.sink)} raised {cause_of(error)}; the call goes on, "
                 "further failures are only counted, in Subscription.failures"
             )
@@ -191,14 +188,6 @@ def _title(sink: Sink) -> str:
     name = getattr(sink, "__qualname__", type(sink).__qualname__)
     module = getattr(sink, "__module__", None)
     return scrub(f"{module}.{name}" if module else name)
-
-
-def _complain(message: str) -> None:
-    try:
-        warn(message)
-    except Exception:  # a filter made an error of it, which the call must not see either: show it past the filters
-        with suppress(Exception):
-            warnings.showwarning(message, GuardWarning, *caller())
 
 
 bus: Final = Bus()
