@@ -88,7 +88,7 @@ class Contest:
             del first
 
 
-def _adopt(context: Context) -> None:
+def adopt(context: Context) -> None:
     """Make what the winner has set in its context variables visible to the caller, as if it had run in place."""
     for variable, value in context.items():
         if variable is not current and variable.get(_UNSET) is not value:
@@ -152,7 +152,7 @@ def run_in_threads(
                 running.remove(ended)
                 if ended.job.error is None:
                     contest.won(ended.copy.number, [one.copy.started for one in running])
-                    _adopt(ended.copy.context)
+                    adopt(ended.copy.context)
                     return ended.job.result
                 error, ended.job.error = ended.job.error, None
                 contest.lost(error)
@@ -196,7 +196,7 @@ async def run_in_tasks(
                 error = _error_of(ended.task)
                 if error is None:
                     contest.won(ended.copy.number, [one.copy.started for one in running])
-                    _adopt(ended.copy.context)
+                    adopt(ended.copy.context)
                     return ended.task.result()
                 contest.lost(error)
                 del error

@@ -12,8 +12,10 @@ import pytest
 
 import guarded
 from guarded import Cancelled, CancelToken, DeadlineExceeded, GuardWarning, RetryBudget, deadline, hedge
+from guarded._core.call import Call, current
 from guarded._core.workers import workers
 from guarded.policies._hedge_core import RESERVOIR, Latencies, Race, quantile_of, read_after
+from guarded.policies._hedge_race import adopt
 from guarded.policies.hedge import HedgeOptions
 from guarded.testing import capture, virtual_time
 
@@ -408,7 +410,19 @@ def test_context_variables_of_the_winner_stay_visible() -> None:
         return await body(), variable.get()
 
     assert asyncio.run(main()) == ("caller", "winner")
-    assert guarded._core.call.current.get() is None  # type: ignore[attr-defined]
+
+
+def test_the_call_a_winner_ran_under_is_not_given_back() -> None:
+    """The caller's own call stays the current one."""
+
+    def scenario() -> tuple[str, Call | None]:
+        context = contextvars.copy_context()
+        context.run(current.set, Call())
+        context.run(variable.set, "winner")
+        adopt(context)
+        return variable.get(), current.get()
+
+    assert contextvars.copy_context().run(scenario) == ("winner", None)
 
 
 def test_every_copy_takes_its_own_permits_below() -> None:
@@ -484,6 +498,23 @@ def test_a_second_thread_wins_over_a_hung_one(gate: threading.Event) -> None:
         assert hedge(1, idempotent=True)(copies)() == "second"
     assert workers.abandoned == 1
     assert [event.name for event in events] == ["hedge.launched", "hedge.won"]
+
+
+def test_a_loser_that_ends_late_counts_once(gate: threading.Event) -> None:
+    """With the time it had run when it lost."""
+    policy = hedge(0, idempotent=True)
+    ended = threading.Event()
+
+    def loser() -> None:
+        gate.wait()
+        ended.set()
+
+    assert policy(ThreadCopies(loser, lambda: 2))() == 2
+    gate.set()
+    assert ended.wait(5)
+    while workers.abandoned:
+        threading.Event().wait(0.001)
+    assert policy.live_state()["observed"] == 2
 
 
 def test_a_losers_waits_end_as_cancelled(gate: threading.Event) -> None:

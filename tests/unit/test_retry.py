@@ -260,6 +260,17 @@ def test_delays_follow_the_law(drive: Drive) -> None:
     assert [start - starts[0] for start in starts] == pytest.approx([0, 1, 4, 9, 14])
 
 
+def test_decorrelated_jitter_grows_from_the_last_delay(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each delay is drawn from base to three times the one before."""
+    monkeypatch.setattr("random.random", lambda: 1.0)
+    policy = retry(retries=3, base=1, max_delay=100, jitter="decorrelated")
+    with virtual_time() as time:
+        started = time.monotonic()
+        with pytest.raises(ConnectionError):
+            drive(Script(*down(4)), policy)
+        assert time.monotonic() - started == pytest.approx(3 + 9 + 27)
+
+
 def test_a_backoff_sequence_shared_by_two_calls_starts_over(drive: Drive) -> None:
     """Delays belong to the call, not to the policy."""
     policy = retry(retries=2, backoff=[1, 2])
@@ -561,6 +572,25 @@ def test_a_deadline_around_the_retry_is_not_retried(drive: Drive) -> None:
     assert attempts == [1]
 
 
+def test_a_deadline_around_the_retry_that_is_told_early_is_not_retried(drive: Drive) -> None:
+    """A queue that knows it cannot serve in time says so at once; asking again changes nothing."""
+    body_runs: list[int] = []
+
+    def body() -> None:
+        body_runs.append(attempt())
+        raise DeadlineExceeded("cannot make it", until=point[-1])
+
+    point: list[float] = []
+
+    def remember() -> float:
+        point.append(guarded._core.clock.monotonic() + 5)  # type: ignore[attr-defined]
+        return 5
+
+    with virtual_time(), pytest.raises(DeadlineExceeded):
+        drive(body, retry(on=lambda error: True, base=0), deadline(remember, mode="cooperative"))
+    assert body_runs == [1]
+
+
 def test_a_deadline_inside_the_retry_is_retried(drive: Drive) -> None:
     """One attempt was too slow; the next may be quick."""
     attempts: list[int] = []
@@ -595,9 +625,10 @@ def test_a_token_ends_the_wait(drive: Drive) -> None:
         assert "backing off before attempt 2" in str(caught.value)
         assert caught.value.__context__ is error
     inner = Script(Cancelled("inner"))
-    with pytest.raises(Cancelled):
-        drive(inner, retry(on=Exception))
+    with capture() as events, pytest.raises(Cancelled):
+        drive(inner, retry(on=Exception, unless=lambda error: pytest.fail("no predicate sees a cancellation")))
     assert inner.attempts == [1]
+    assert [event.name for event in events] == ["call.failed"]
 
 
 def test_a_hook_that_takes_too_long_starts_no_attempt(drive: Drive) -> None:
