@@ -46,6 +46,7 @@ _BY_NAME: Mapping[str, FieldType] = {
     "weight": either(fields.INTEGER, fields.KEY),
     "cost": either(fields.INTEGER, fields.KEY),
     "store": fields.TEXT,
+    "budget": fields.BUDGET,
     "value": fields.ANYTHING,
     "after": either(fields.DURATION, fields.TEXT),
 }
