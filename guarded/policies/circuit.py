@@ -1,0 +1,392 @@
+"""circuit: stop hitting what is down.
+
+Closed, calls pass and their outcomes are counted; open, they are rejected at once; half-open, a few trials decide
+whether to close. Success and failure count, neutral ends (control flow, rejections below, ignored errors) do not.
+No user code runs under the circuit's lock. Durations are seconds, ratios 0..1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import asdict
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from guarded._core import clock
+from guarded._core.call import Call, Stream, current, out_of_time
+from guarded._core.durations import Duration, format_duration
+from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
+from guarded._core.registry import registry
+from guarded.errors import DeadlineExceeded, GuardedError
+from guarded.policies import _matching
+from guarded.policies._circuit_core import DISABLED, FAILURE, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
+from guarded.policies._circuit_local import CircuitSnapshot, LocalCircuit
+from guarded.policies._circuit_options import CircuitOptions
+from guarded.policies._matching import Matches
+
+if TYPE_CHECKING:
+    from guarded._core.breaker import RegisteredBreaker
+
+__all__ = ["Circuit", "CircuitOptions", "CircuitSnapshot", "circuit"]
+
+_QUEUEING = ("queued for", "waiting for", "joining", "starting")
+"""What a call was doing when its deadline passed, where that says nothing about the dependency."""
+
+
+class Judge:
+    """Tells what the end of a call says about the dependency. Runs user predicates, so never under a lock."""
+
+    __slots__ = ("_counts", "_excludes", "_ignores", "_slow_call")
+
+    def __init__(self, options: CircuitOptions, excludes: Callable[[Exception], bool]) -> None:
+        self._counts = _matching.compile_match(options.on)
+        self._ignores = _matching.compile_match(options.ignore)
+        self._excludes = excludes
+        self._slow_call = options.slow_call
+
+    def __call__(self, call: Call, permit: Permit, error: BaseException) -> tuple[Outcome, BaseException]:
+        """The outcome, and the error to give as its reason."""
+        if isinstance(error, asyncio.CancelledError) and clock.monotonic() >= call.until:
+            error = out_of_time(call)  # how an async body meets the deadline around it
+        if not isinstance(error, Exception) or self._is_ours(error) or self._ignores(error) or self._excludes(error):
+            return NEUTRAL, error
+        if isinstance(error, DeadlineExceeded) and error.until == call.until:
+            return (FAILURE if self._ran_long(call, permit, error) else NEUTRAL), error
+        return (FAILURE if self._counts(error) else NEUTRAL), error
+
+    @staticmethod
+    def _is_ours(error: Exception) -> bool:
+        """Whether guarded itself raised all of it: refused, cancelled, misused."""
+        return all(
+            isinstance(leaf, GuardedError) and not isinstance(leaf, DeadlineExceeded)
+            for leaf in _matching.leaves(error)
+        )
+
+    def _ran_long(self, call: Call, permit: Permit, error: DeadlineExceeded) -> bool:
+        """Whether a call that the deadline around it cut off had enough time to blame the dependency."""
+        deadline = call.deadline
+        if deadline is None or permit.started is None or error.during.startswith(_QUEUEING):
+            return False
+        started = permit.started / 1e9
+        if self._slow_call is not None:
+            enough = self._slow_call
+        else:
+            enough = (deadline.until - started if deadline.length is None else deadline.length) / 2
+        return clock.monotonic() - started >= enough
+
+
+def _sync_shell(circuit: Circuit, proceed: SyncNext) -> SyncNext:
+    local, succeed, admit, finish = circuit.local, circuit.local.succeed, circuit.admit, circuit.finish
+
+    def watched(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        permit = admit(call, fn, args, kwargs)
+        if permit is None:
+            return proceed(call, fn, args, kwargs)
+        token = None if call.deadline is None else call.token
+        # A deadline in thread mode leaves a blocked thread behind; its token is how we hear of it.
+        registration = None if token is None else token.on_cancel(lambda: circuit.left_behind(call, permit))
+        try:
+            result = proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            finish(call, permit, error)
+            raise
+        finally:
+            if registration is not None:
+                registration.close()
+        finish(call, permit, None)
+        return result
+
+    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        passing = local.passing
+        if passing is None or call.token is not None:
+            return watched(call, fn, args, kwargs)
+        started = None if call.deadline is None else clock.monotonic_ns()
+        try:
+            result = proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            finish(call, Permit(passing, started), error)
+            raise
+        if local.calm != passing:
+            succeed(call, passing, started)
+        return result
+
+    return shell
+
+
+def _stream_shell(circuit: Circuit, proceed: SyncNext) -> SyncNext:
+    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        permit = circuit.admit(call, fn, args, kwargs)
+        if permit is None:
+            return proceed(call, fn, args, kwargs)
+        try:
+            first = proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            circuit.finish(call, permit, error)
+            raise
+        circuit.finish_later(call, permit)
+        return first
+
+    return shell
+
+
+def _async_shell(circuit: Circuit, proceed: AsyncNext) -> AsyncNext:
+    local, succeed, admit, finish = circuit.local, circuit.local.succeed, circuit.admit, circuit.finish
+
+    async def watched(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        permit = admit(call, fn, args, kwargs)
+        if permit is None:
+            return await proceed(call, fn, args, kwargs)
+        try:
+            result = await proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            finish(call, permit, error)
+            raise
+        finish(call, permit, None)
+        return result
+
+    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        passing = local.passing
+        if passing is None:
+            return await watched(call, fn, args, kwargs)
+        started = None if call.deadline is None else clock.monotonic_ns()
+        try:
+            result = await proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            finish(call, Permit(passing, started), error)
+            raise
+        if local.calm != passing:
+            succeed(call, passing, started)
+        return result
+
+    return shell
+
+
+def _async_stream_shell(circuit: Circuit, proceed: AsyncNext) -> AsyncNext:
+    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        permit = circuit.admit(call, fn, args, kwargs)
+        if permit is None:
+            return await proceed(call, fn, args, kwargs)
+        try:
+            first = await proceed(call, fn, args, kwargs)
+        except BaseException as error:
+            circuit.finish(call, permit, error)
+            raise
+        circuit.finish_later(call, permit)
+        return first
+
+    return shell
+
+
+class _Entered:
+    """A ``with`` block on a circuit, and the blocks around it in the same context."""
+
+    __slots__ = ("call", "circuit", "outer", "permit")
+
+    def __init__(self, circuit: Circuit, call: Call, permit: Permit | None, outer: _Entered | None) -> None:
+        self.circuit = circuit
+        self.call = call
+        self.permit = permit
+        self.outer = outer
+
+
+_entered: ContextVar[_Entered | None] = ContextVar("guarded_circuit_entered", default=None)
+
+
+class Circuit(Policy[CircuitOptions]):
+    """A circuit breaker to put on callables, or around a block: ``with gateway:`` and ``async with gateway:``.
+
+    All callables under one circuit share its state, threads and event loops alike.
+    """
+
+    kind = "circuit"
+
+    def __init__(self, options: CircuitOptions, *, name: str | None = None) -> None:
+        super().__init__(options, name=name)
+        self.local = LocalCircuit(self, options.rules)
+        self._judge = Judge(options, self.local.excludes)
+
+    @property
+    def state(self) -> State:
+        """``closed``, ``open``, ``half-open``, ``isolated`` or ``disabled``, as of the latest call or act.
+
+        An open circuit becomes half-open with the first call after its open time.
+        """
+        return self.local.state
+
+    @property
+    def breaker(self) -> RegisteredBreaker:
+        """The pybreaker register: shows this state, calls its listeners, and its acts act on this circuit."""
+        return self.local.breaker()
+
+    def snapshot(self) -> CircuitSnapshot:
+        """State and figures now."""
+        return self.local.snapshot()
+
+    def live_state(self) -> dict[str, Any]:
+        """The snapshot as plain values."""
+        return asdict(self.snapshot())
+
+    def isolate(self) -> None:
+        """Reject every call until `reset`."""
+        self.local.move(ISOLATED)
+
+    def reset(self) -> None:
+        """Close, from whatever state, and forget all that was counted."""
+        self.local.restart()
+
+    def disable(self) -> None:
+        """Let every call through and count none, until `enable` or `reset`."""
+        self.local.move(DISABLED)
+
+    def enable(self) -> None:
+        """Undo `disable`: closed, with nothing counted. Nothing happens when it is not disabled."""
+        if self.state == DISABLED:
+            self.local.restart()
+
+    def reconfigure(self, options: CircuitOptions) -> None:
+        """Take other options; state, generation and open time go on."""
+        super().reconfigure(options)
+        self._judge = Judge(options, self.local.excludes)
+        self.local.revise(options.rules)
+
+    def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
+        """Admit, run, count; a stream is counted at its end."""
+        return _stream_shell(self, proceed) if site.is_stream else _sync_shell(self, proceed)
+
+    def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
+        """Admit, run, count; a stream is counted at its end."""
+        return _async_stream_shell(self, proceed) if site.is_stream else _async_shell(self, proceed)
+
+    def admit(self, call: Call, fn: Fn | None, args: Args, kwargs: Kwargs) -> Permit | None:
+        """A permit, or CircuitOpen raised; None lets an uncounted call through where nothing is enforced."""
+        permit = self.local.admit(call, enforce=self.options.enforce)
+        heard = self.local.heard
+        if heard is not None and fn is not None and permit is not None:
+            heard.tell_call(fn, args, kwargs)
+        return permit
+
+    def finish(self, call: Call, permit: Permit, error: BaseException | None) -> None:
+        """Count how a call ended; what a predicate raises comes out, with the call left uncounted."""
+        outcome: Outcome = SUCCESS
+        reason = error
+        if error is not None:
+            try:
+                outcome, reason = self._judge(call, permit, error)
+            except BaseException:
+                self.local.settle(call, permit, NEUTRAL, None)
+                raise
+        self.local.settle(call, permit, outcome, reason)
+
+    def finish_later(self, call: Call, permit: Permit) -> None:
+        """A stream has given its first item; it is counted at its end, and as slow by what it took so far."""
+        self.local.answered(permit)
+        cast("Stream", call.stream).exits.append(lambda ended: self.finish(call, permit, ended))
+
+    def left_behind(self, call: Call, permit: Permit) -> None:
+        """The token of a running sync call has fired: if its time is up, its caller has left."""
+        if clock.monotonic() >= call.until:
+            self.finish(call, permit, out_of_time(call))
+
+    def __enter__(self) -> Circuit:
+        call = Call()
+        call.function = f"with circuit {self.label!r}"
+        outer = current.get()
+        if outer is not None:
+            call.adopt(outer)
+        _entered.set(_Entered(self, call, self.admit(call, None, (), {}), _entered.get()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        entered = _entered.get()
+        if entered is None or entered.circuit is not self:
+            raise RuntimeError(f"the with block of circuit {self.label!r} was left in another context or order")
+        _entered.set(entered.outer)
+        if entered.permit is not None:
+            self.finish(entered.call, entered.permit, error)
+
+    async def __aenter__(self) -> Circuit:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __repr__(self) -> str:
+        options = self.options
+        opens = f"failures={options.failures}" if options.failures is not None else ""
+        if options.failure_rate is not None:
+            opens = f"failure_rate={options.failure_rate:g}, window={_window_text(options)}"
+        slow = f", slow_call={options.slow_call:g}" if options.slow_call is not None else ""
+        shadow = "" if options.enforce else ", enforce=False"
+        return f"circuit({self.name!r}, {opens}{slow}, reset_after={options.reset_after:g}{shadow})"
+
+
+def _window_text(options: CircuitOptions) -> str:
+    window = options.window
+    return repr(format_duration(window.total_seconds())) if isinstance(window, timedelta) else str(window)
+
+
+def circuit(
+    name: str,
+    *,
+    failures: int | None = None,
+    failure_rate: float | None = None,
+    window: Duration | int | None = None,
+    min_calls: int | None = None,
+    slow_call: Duration | None = None,
+    slow_rate: float | None = None,
+    reset_after: Duration | None = None,
+    max_reset_after: Duration | None = None,
+    half_open: int | None = None,
+    trial_timeout: Duration = 60.0,
+    on: Matches = Exception,
+    ignore: Matches = (),
+    breaker: Any = None,
+    enforce: bool = True,
+    store: str | None = None,
+) -> Circuit:
+    """Stop calling what is down: reject at once, let a few trials find out when it is back.
+
+    A call that the deadline around it cut off is a failure when it had run for `slow_call` (half of the deadline where
+    that is not set). An error that `on` does not mean is neutral, like an ignored one. A stream is counted at its end.
+
+    Args:
+        name: name to share and register it under.
+        failures: so many failures in a row open it; 5 by default. Give this or `failure_rate`.
+        failure_rate: share of failed calls in the window, above 0 and up to 1, from which on it opens.
+        window: for rates: a number of calls, or a time such as ``"60s"`` (the default), kept in 20 parts, so that a
+            result counts for 19/20 of it at least.
+        min_calls: for rates: results in the window before a rate means anything; 10 by default, at most the window.
+        slow_call: length from which a call is slow, those still running included; without `slow_rate` a slow call is
+            a failure. A stream's length is the time to its first item.
+        slow_rate: share of slow calls in the window from which on it opens.
+        reset_after: how long it stays open before trials; 30 s by default.
+        max_reset_after: each failed recovery doubles the open time up to this; no growth without it.
+        half_open: trials let through at once, and successes needed to close; 1 by default. One failure opens again.
+        trial_timeout: time after which the place of a trial that hangs is given to another call.
+        on: errors that are failures: a type, a predicate, or a tuple of them.
+        ignore: errors that never count, likewise.
+        breaker: an existing pybreaker.CircuitBreaker to adopt: its state, listeners and exclusions, and as defaults
+            its ``fail_max``, ``reset_timeout`` and ``success_threshold``.
+        enforce: False only decides and reports what it would reject.
+        store: where the state is kept; None, in the process, is all there is.
+
+    Raises:
+        ValueError: an option is wrong; all wrong ones are named.
+
+    Calls raise CircuitOpen, also a pybreaker.CircuitBreakerError; its cause is the last failure. Half-open trials
+    follow resilience4j's permitted calls, but every one of them has to succeed.
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"circuit: name={name!r}: must be a name, as in @circuit('gateway')")
+    given = {option: value for option, value in locals().items() if option != "name"}
+    policy = registry.intern(Circuit(CircuitOptions.checked(name, given), name=name))
+    if breaker is not None:
+        policy.local.adopt(breaker)
+    return policy
