@@ -81,9 +81,9 @@ class Reference:
         if rules.window_calls is None and rules.window_ns is None:
             return False
         window, hanging = self.window(now), self.hanging(now)
-        if rules.failure_rate is not None and len(window) >= rules.min_calls:
-            if sum(result.failed for result in window) / len(window) >= rules.failure_rate:
-                return True
+        share = sum(result.failed for result in window) / max(1, len(window))
+        if rules.failure_rate is not None and len(window) >= rules.min_calls and share >= rules.failure_rate:
+            return True
         total = len(window) + len(hanging)
         if rules.slow_rate is not None and total >= rules.min_calls:
             return (sum(result.slow for result in window) + len(hanging)) / total >= rules.slow_rate

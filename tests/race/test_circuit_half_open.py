@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 import time as real_time
@@ -311,7 +312,7 @@ def test_changes_are_told_in_order() -> None:
 
     together(work, 8)
     assert heard
-    assert all(before[1] == after[0] for before, after in zip(heard, heard[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(heard))
     assert heard[-1][1] == gateway.state
 
 
