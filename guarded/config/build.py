@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from guarded._core.policy import Policy
@@ -28,10 +28,18 @@ _NEXT_RULE = re.compile(r"; (?=\w+(?:=| must |: ))")  # a rule may hold semicolo
 
 @dataclass(slots=True)
 class Candidates:
-    """The policies of a plan, without names: by name of the policy and key of the layer."""
+    """The policies of a plan, by name of the policy and key of the layer, and what code had declared then."""
 
     layers: dict[tuple[str, str], Policy[Any]]
     stores: Stores
+    declared: dict[str, Any] = field(default_factory=dict)
+
+    def declared_since(self, registry: Registry) -> Iterator[Policy[Any]]:
+        """Policies that code has declared while the plan was being made: they were made without its options."""
+        for name, options in self.declared.items():
+            known = registry.get(name)
+            if known is not None and known.declared is not options:
+                yield known
 
 
 def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candidates:
@@ -46,6 +54,8 @@ def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candid
                     _check_reference(plan, layer, registry)
             else:
                 declared = declared_options(policy, registry)
+                if policy.own is not None:
+                    found.declared[policy.name] = declared
                 made = build_layer(plan, layer, declared, stores, allow)
                 if made is not None:
                     found.layers[policy.name, layer.key] = made
@@ -69,7 +79,10 @@ def build_layer(
     options = schema.parse_layer(layer.kind, given, allow)
     if "store" in options and not stores.resolve(options, layer.options["store"], (*layer.path, "store")):
         return None
-    if "function" in options and "value" not in options:
+    if "function" in options:
+        if "value" in options:
+            plan.note((*layer.path, "function"), "give value or function", layer.options["function"].place)
+            return None
         options["value"] = options.pop("function")
     arguments = {**without_rivals(_as_arguments(declared), options), **options}
     try:
@@ -89,10 +102,10 @@ def _as_arguments(declared: Any) -> dict[str, Any]:
     if declared is None:
         return {}
     arguments = {}
-    for field in dataclasses.fields(declared):
-        value = getattr(declared, field.name)
-        if field.init and value != field.default:
-            arguments[field.name] = value
+    for option in dataclasses.fields(declared):
+        value = getattr(declared, option.name)
+        if option.init and value != option.default:
+            arguments[option.name] = value
     return arguments
 
 

@@ -20,6 +20,8 @@ from guarded._core.durations import parse_duration
 from guarded.config.document import brief
 from guarded.config.references import BadReference, nearest, resolve_reference
 from guarded.config.scalars import Expanded, resolve
+from guarded.http import transient
+from guarded.policies.retry import RetryBudget
 
 Schema: TypeAlias = dict[str, Any]
 Check: TypeAlias = "Callable[[Any, Sequence[str] | None], Any]"
@@ -154,12 +156,16 @@ def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
 
 
 def _exception(name: Any, allow: Sequence[str] | None) -> Any:
+    if name == "transient":
+        return transient
     if isinstance(name, str):
         found = _resolved(name, allow)
     elif callable(name):
         found = name
     else:
-        raise Wrong(f"must be an exception such as ConnectionError or httpx:ReadTimeout, not {brief(name)}")
+        raise Wrong(
+            f"must be transient, or an exception such as ConnectionError or httpx:ReadTimeout, not {brief(name)}"
+        )
     if isinstance(found, type) and not issubclass(found, BaseException):
         raise Wrong(f"{name!r} is a class, but no exception")
     return found
@@ -187,6 +193,21 @@ def _key(value: Any, allow: Sequence[str] | None) -> Any:
     if isinstance(value, str) and not REFERENCE.fullmatch(value):
         return _text(value, allow)
     return _function(value, allow)
+
+
+def _budget(value: Any, allow: Sequence[str] | None) -> Any:
+    if not isinstance(value, dict):
+        return _text(value, allow)
+    for name in value:
+        if name not in ("ratio", "min_per_second"):
+            raise Wrong(f"a budget has no {name!r}", nearest(str(name), ("ratio", "min_per_second")))
+    try:
+        ratio = _ratio(value.get("ratio", 0.2), allow)
+        return RetryBudget(ratio, _number(value.get("min_per_second", 1.0), allow))
+    except Wrong:
+        raise
+    except ValueError as error:
+        raise Wrong(str(error)) from None
 
 
 def _choice(words: Sequence[str]) -> Check:
@@ -218,6 +239,20 @@ EXCEPTIONS = FieldType(
 )
 FUNCTION = FieldType(_function, ({"type": "string", "pattern": f"^{REFERENCE.pattern}$"},))
 KEY = FieldType(_key, ({"type": "string"},))
+BUDGET = FieldType(
+    _budget,
+    (
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {
+                "ratio": {"type": "number", "minimum": 0, "maximum": 1},
+                "min_per_second": {"type": "number", "minimum": 0},
+            },
+            "additionalProperties": False,
+        },
+    ),
+)
 ANYTHING = FieldType(_anything, ({},))
 
 

@@ -6,6 +6,7 @@ becomes another object. Names are swapped at once, after everything has been jud
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,16 @@ from guarded._core.registry import Registry
 from guarded.config.build import Candidates
 from guarded.config.document import Place, Problem
 from guarded.config.plan import LayerPlan, Plan, PolicyPlan
+from guarded.policies.retry import RetryBudget
 from guarded.stack import Guard, GuardOptions
+
+
+def _with_budget_of(before: Any, after: Any) -> Any:
+    """`after`, with the budget of `before` where it is an equal one of its own, so that what is spent stays spent."""
+    old, new = getattr(before, "budget", None), getattr(after, "budget", None)
+    if isinstance(old, RetryBudget) and isinstance(new, RetryBudget) and old.options == new.options:
+        return dataclasses.replace(after, budget=old)
+    return after
 
 
 def names_used_by(layers: tuple[Policy[Any], ...]) -> Iterator[str]:
@@ -59,8 +69,9 @@ class Force:
             else:
                 layers[policy.name, policy.own.key].enabled = policy.enabled
         for live, options in changes:
-            if live.options != options:
-                live.reconfigure(options)
+            settled = _with_budget_of(live.options, options)
+            if live.options != settled:
+                live.reconfigure(settled)
         for name in names_before:  # of layers that their policy has lost, or that go by another name now
             table.setdefault(name, None)
         self._layers = layers

@@ -20,6 +20,9 @@ from typing import Any
 from guarded.config import fields
 from guarded.config.fields import FieldType, either
 
+NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]*$"
+"""What policies, templates and stores may be called."""
+
 LAYERS: Mapping[str, str] = {
     "fallback": "fallback",
     "idempotent": "idempotent",
@@ -54,7 +57,6 @@ _ONLY_IN_FILES: Mapping[str, Mapping[str, FieldType]] = {"fallback": {"function"
 """Options that a file needs to say what code says by the type of a value."""
 
 _NOT_IN_FILES = frozenset(("name", "breaker"))
-_NUMERIC = re.compile(r"\s*[-+]?\.?\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ class Kind:
 
     def is_reference(self, value: object) -> bool:
         """Whether a bare scalar in place of the options is the name of a shared policy."""
-        if not isinstance(value, str) or _NUMERIC.match(value):
+        if not isinstance(value, str) or not re.fullmatch(NAME, value):
             return False
-        return not (self.word in ("idempotent", "hedge") and ("{" in value or re.fullmatch(r"p\d+", value)))
+        return not (self.word == "hedge" and re.fullmatch(r"p\d+", value))
 
 
 @functools.cache

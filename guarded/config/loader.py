@@ -5,9 +5,11 @@ Nothing changes when anything is wrong. Loads of one registry come one after the
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -24,6 +26,7 @@ from guarded.config.force import Force
 from guarded.config.plan import Plan, make_plan
 from guarded.config.report import Diff, compare, in_order
 from guarded.config.sources import Source
+from guarded.config.stores import Stores
 from guarded.config.targets import Target, Targets
 from guarded.config.watch import Watcher
 from guarded.errors import ConfigError
@@ -47,9 +50,12 @@ class Loaded:
         self._sources = tuple(sources)
         self._allow = allow
         self._registry = owner
+        # Held only to put a plan in force. Reading imports modules, which may declare policies in other threads.
         self._lock = threading.RLock()
+        self._tickets = itertools.count(1)
+        self._latest = 0
         self._plan: Plan | None = None
-        self._candidates: Candidates | None = None
+        self._stores: Stores | None = None
         self._force = Force(owner)
         self._targets = Targets(owner)
 
@@ -72,18 +78,23 @@ class Loaded:
 
     def apply(self) -> Diff:
         """Read, judge and put in force; raises ConfigError before anything has changed."""
+        started, ticket = clock.monotonic(), next(self._tickets)
+        plan, candidates = judge(self._sources, self._allow, self._registry)
         with self._lock:
-            started = clock.monotonic()
-            plan, candidates = judge(self._sources, self._allow, self._registry)
             before = self._plan
             problems = plan.problems or self._force.lost_names(plan, before)
             if problems:
                 raise ConfigError(in_order(problems))
+            if ticket < self._latest:
+                return self.diff  # what has been read later is in force already
+            self._latest = ticket
             self._force.put(plan, before, candidates)
+            self._plan, self._stores = plan, candidates.stores
             self._targets.use(targets_of(plan))
-            self._plan, self._candidates = plan, candidates
             self.diff = diff = compare(before.effective() if before is not None else {}, plan.effective())
             self._set_level(plan)
+        for policy in candidates.declared_since(self._registry):
+            self.overlay(policy)
         self._tell(diff, clock.monotonic() - started)
         for warning in plan.warnings:
             warn(str(warning))
@@ -100,18 +111,17 @@ class Loaded:
 
     def overlay(self, policy: Policy[Any]) -> None:
         """Code has declared a policy that the file knows: put the file's options over those of code."""
-        with self._lock:
-            if self._plan is None or self._candidates is None or isinstance(policy, Guard):
-                return
-            found = self._plan.policies.get(policy.name or "")
-            if found is None or found.own is None:
-                return
-            stores, allow = self._candidates.stores, self._allow
-            made = build_layer(self._plan, found.own, policy.declared, stores, allow)
-            if made is None:
-                problem = self._plan.problems.pop()
-                raise ConfigError([problem])
-            policy.reconfigure(made.options)
+        plan, stores = self._plan, self._stores
+        if plan is None or stores is None or isinstance(policy, Guard):
+            return
+        found = plan.policies.get(policy.name or "")
+        if found is None or found.own is None:
+            return
+        draft = Plan(plan.names, plan.root, [])
+        made = build_layer(draft, found.own, policy.declared, stores, self._allow)
+        if made is None:
+            raise ConfigError(draft.problems)
+        policy.reconfigure(made.options)
         self._registry.changed()
 
     def check(self) -> list[Problem]:
@@ -151,11 +161,12 @@ class Loaded:
             events.set_level(level.value)
 
     def _tell(self, diff: Diff, seconds: float) -> None:
-        for name, names in (("policy.added", diff.added), ("policy.replaced", diff.replaced)):
-            for policy in names:
-                bus.emit(name, None, self._registry.get(policy), source=self.source)
-        for policy in diff.removed:
-            bus.emit("policy.removed", None, _Gone(policy), source=self.source)
+        told = (("policy.added", diff.added), ("policy.replaced", diff.replaced), ("policy.removed", diff.removed))
+        for event, names in told:
+            for name in names:
+                known = self._registry.get(name)
+                subject = _Subject(name, "policy" if known is None else known.kind)
+                bus.emit(event, None, subject, source=self.source)
         bus.emit("config.reloaded", None, None, source=self.source, changes=len(diff), duration=seconds)
 
     def __enter__(self) -> Loaded:
@@ -171,13 +182,12 @@ class Loaded:
         return f"<config {self.source}: {count} policies, {len(self._targets)} functions bound>"
 
 
-class _Gone:
-    """What an event says of a policy that is no more."""
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What an event says of a policy, which may be no more."""
 
-    kind = "policy"
-
-    def __init__(self, label: str) -> None:
-        self.label = label
+    label: str
+    kind: str
 
 
 def judge(sources: Sequence[Source], allow: Allow, owner: Registry) -> tuple[Plan, Candidates]:

@@ -16,11 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from guarded.config import fields
 from guarded.config.document import Node, Path, Problem, dotted, find, is_broken, masked, plain, shown
 from guarded.config.fields import FieldType, Schema
-from guarded.config.kinds import LAYERS, kind
+from guarded.config.kinds import LAYERS, NAME, kind
 from guarded.config.references import nearest
 from guarded.events.model import LEVELS
 
-NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]*$"
 TARGET = r"^[A-Za-z_]\w*(\.[\w*]+)*:[A-Za-z_*][\w*]*(\.[\w*]+)*$"
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
