@@ -40,7 +40,7 @@ class ThreadWaiter:
 
 
 class _Delivery:
-    """A wake-up on its way to another loop; if the loop dies before running it, says so.
+    """A wake-up on its way to a task; if the loop dies before the task has resumed, says so.
 
     A loop that closes drops its pending handles, and with them the last reference to this object.
     """
@@ -52,8 +52,11 @@ class _Delivery:
         self._on_lost = on_lost
 
     def __call__(self) -> None:
-        self._on_lost = None
         self._waiter.settle(True)
+        self._waiter.loop.call_soon(self._arrive)  # runs after the step of the task that was just scheduled
+
+    def _arrive(self) -> None:
+        self._on_lost = None
 
     def __del__(self) -> None:
         if self._on_lost is not None:
@@ -72,13 +75,15 @@ class TaskWaiter:
     def wake(self, on_lost: Callable[[], object] | None = None) -> bool:
         """Let the parked task go on; False when its loop is closed, so that it never will.
 
-        `on_lost` is called, from whatever thread closes the loop, when the loop dies before the wake-up arrives.
+        `on_lost` is called, from whatever thread closes the loop, when the loop dies before the task has resumed.
+        It may come from a finalizer, so it must not block.
         """
+        delivery = _Delivery(self, on_lost)
         if asyncio._get_running_loop() is self.loop:
-            self.settle(True)
+            delivery()
             return True
         try:
-            self.loop.call_soon_threadsafe(_Delivery(self, on_lost))
+            self.loop.call_soon_threadsafe(delivery)
         except RuntimeError:
             return False
         return True
@@ -128,12 +133,17 @@ async def wait_async(call: Call, waiter: TaskWaiter, until: float, during: str) 
 
 def enter(call: Call, during: str) -> None:
     """Refuse to wait in vain, and note on the deadline what is waited for."""
+    refuse_in_vain(call, during)
+    if call.deadline is not None:
+        call.deadline.during = during
+
+
+def refuse_in_vain(call: Call, during: str) -> None:
+    """Raise when the call's deadline has passed or its token has fired: what it would wait for is of no use to it."""
     if call.token is not None:
         call.token.raise_if_cancelled(during)
-    if call.deadline is not None:
-        if clock.monotonic() >= call.deadline.until:
-            raise out_of_time(call, during)
-        call.deadline.during = during
+    if call.deadline is not None and clock.monotonic() >= call.deadline.until:
+        raise out_of_time(call, during)
 
 
 def leave(call: Call, woken: bool, until: float, during: str) -> bool:

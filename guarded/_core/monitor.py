@@ -1,0 +1,85 @@
+"""A lock with a mailbox, for state that finalizers change too.
+
+The garbage collector runs finalizers (a dropped coroutine's ``finally``, the lost wake-up of a closed loop) in any
+thread, also in one that holds the lock: blocking there would hang for ever. So what needs no answer is posted:
+whoever holds the lock handles it on leaving. What was decided under the lock is carried out after it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from threading import get_ident
+from typing import Any
+
+from guarded.errors import Deadlock
+
+
+class Monitor:
+    """``with self:`` holds the lock; subclasses `_handle` what was posted and `_carry_out` what was decided."""
+
+    __slots__ = ("_carrying", "_inbox", "_lock", "_outgoing", "_owner")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._inbox: deque[Any] = deque()  # posted, to be handled under the lock
+        self._outgoing: deque[Any] = deque()  # decided under the lock, to be carried out without it
+        self._carrying: set[int] = set()  # threads that are carrying out
+
+    def __enter__(self) -> None:
+        if self._owner == get_ident():
+            raise Deadlock(
+                "a finalizer or signal handler made a guarded call in the middle of a decision about the same policy; "
+                "hand the work to a thread or a queue instead"
+            )
+        self._lock.acquire()
+        self._owner = get_ident()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._leave()
+        if self._outgoing or self._inbox:
+            self._flush()
+
+    def post(self, message: Any) -> None:
+        """Have `message` handled under the lock, now or by whoever holds it; never blocks."""
+        self._inbox.append(message)
+        self._flush()
+
+    def _leave(self) -> None:
+        self._owner = 0
+        self._lock.release()
+
+    def _flush(self) -> None:
+        """Carry out and handle until nothing is left, or somebody else holds the lock and will go on with it."""
+        me = get_ident()
+        while me not in self._carrying:  # else a frame of this thread further out goes on, so that nothing nests
+            self._carrying.add(me)
+            try:
+                while self._outgoing:
+                    self._carry_out_next()
+            finally:
+                self._carrying.discard(me)
+            if not self._inbox or not self._lock.acquire(blocking=False):
+                return
+            self._owner = me
+            try:
+                while self._inbox:
+                    self._handle(self._inbox.popleft())
+            finally:
+                self._leave()
+
+    def _carry_out_next(self) -> None:
+        try:
+            decision = self._outgoing.popleft()
+        except IndexError:
+            return  # another thread was faster
+        self._carry_out(decision)
+
+    def _handle(self, message: Any) -> None:
+        """Act on a posted message, under the lock."""
+        raise NotImplementedError
+
+    def _carry_out(self, decision: Any) -> None:
+        """Act on what was put into `_outgoing`, without the lock."""
+        raise NotImplementedError

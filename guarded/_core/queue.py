@@ -1,0 +1,98 @@
+"""Who waits for permits, in the order of service: higher priority first, arrival order inside one priority.
+
+Every operation is O(1) in the number of waiters, removal from the middle included, so that the length counts live
+waiters only. Times are monotonic seconds. Not thread-safe: it lives under the lock of its owner.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import Enum, auto
+
+from guarded._core.waiters import TaskWaiter, ThreadWaiter
+
+
+class State(Enum):
+    """What became of an entry; all but WAITING and GRANTED are final."""
+
+    WAITING = auto()
+    GRANTED = auto()  # handed its permits, not resumed yet
+    TAKEN = auto()  # resumed: the permits are the caller's to release
+    GONE = auto()  # left, or lost with its loop; it holds nothing
+    CLOSED = auto()  # refused, because the limit was closed
+
+
+class Entry:
+    """One caller in the queue.
+
+    Args:
+        weight: permits it needs.
+        priority: higher goes first.
+        waiter: what it parks on.
+        since: when it began to wait.
+    """
+
+    __slots__ = ("priority", "since", "state", "waiter", "weight")
+
+    def __init__(self, weight: int, priority: int, waiter: ThreadWaiter | TaskWaiter, since: float) -> None:
+        self.weight = weight
+        self.priority = priority
+        self.waiter = waiter
+        self.since = since
+        self.state = State.WAITING
+
+    @property
+    def stranded(self) -> bool:
+        """Whether the loop of its task has been closed, so that it can never resume."""
+        return isinstance(self.waiter, TaskWaiter) and self.waiter.loop.is_closed()
+
+
+class WaitQueue:
+    """Entries by priority and arrival; its length is the number of live waiters."""
+
+    __slots__ = ("_lanes", "_length", "_priorities")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, OrderedDict[Entry, None]] = {}  # linked lists: O(1) at the head and in the middle
+        self._priorities: list[int] = []  # of the lanes in use, ascending
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All waiters in the order of service."""
+        for priority in reversed(self._priorities):
+            yield from self._lanes[priority]
+
+    def add(self, entry: Entry) -> None:
+        """Put `entry` behind those of its priority."""
+        lane = self._lanes.get(entry.priority)
+        if lane is None:
+            lane = self._lanes[entry.priority] = OrderedDict()
+            insort(self._priorities, entry.priority)
+        lane[entry] = None
+        self._length += 1
+
+    def remove(self, entry: Entry) -> None:
+        """Take a waiting entry out, wherever it stands."""
+        lane = self._lanes[entry.priority]
+        del lane[entry]
+        self._length -= 1
+        if not lane:
+            del self._lanes[entry.priority]
+            self._priorities.remove(entry.priority)
+
+    def head(self) -> Entry | None:
+        """Who is served next."""
+        return next(iter(self._lanes[self._priorities[-1]])) if self._priorities else None
+
+    def goes_first(self, priority: int) -> bool:
+        """Whether a newcomer of that priority would be the head."""
+        return not self._priorities or priority > self._priorities[-1]
+
+    def oldest(self) -> float | None:
+        """When the one who has waited longest began; None when nobody waits."""
+        return min((next(iter(lane)).since for lane in self._lanes.values()), default=None)

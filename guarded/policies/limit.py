@@ -1,0 +1,393 @@
+"""limit: how many at once (bulkhead).
+
+One budget of permits for threads and any number of event loops, served in strict order of arrival inside a priority.
+Beside this: `_limit_core` decides, `_limit_wait` stands in the queue, `_limit_shells` goes around callables.
+Waits are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from math import inf
+from typing import Any
+
+from guarded._core import clock
+from guarded._core.call import Call, current
+from guarded._core.durations import Duration, parse_duration
+from guarded._core.keys import Key, amount_problem, canonical
+from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
+from guarded._core.registry import registry
+from guarded.events.bus import bus
+from guarded.events.model import DEBUG, TRACE
+from guarded.policies._adaptive import Adaptive, adaptive
+from guarded.policies._limit_core import KeyedPools, LimitSnapshot, Pool
+from guarded.policies._limit_hand import NOTHING_TO_AWAIT, Claim, Permit, Scope, Visit
+from guarded.policies._limit_learner import Learner
+from guarded.policies._limit_options import Amount, LimitOptions, is_whole
+from guarded.policies._limit_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
+from guarded.policies._limit_wait import Gate
+from guarded.policies._turns import with_turns, with_turns_async
+
+__all__ = ["Adaptive", "Limit", "LimitOptions", "LimitSnapshot", "Permit", "adaptive", "limit"]
+
+_get, _set, _reset = current.get, current.set, current.reset
+
+
+class Limit(Policy[LimitOptions]):
+    """A budget of permits: put it on callables, or around a block with ``with`` or ``async with``.
+
+    Attributes:
+        gate: the way to a permit.
+        learner: what sizes an adaptive limit; None for a fixed one.
+        max_wait: seconds that a call may wait; ``inf`` without a bound.
+    """
+
+    kind = "limit"
+
+    def __init__(self, options: LimitOptions, *, name: str | None = None) -> None:
+        super().__init__(options, name=name)
+        self.gate = Gate(self)
+        self._build()
+
+    def _build(self) -> None:
+        """Fresh pools for the options."""
+        make = Pool if self.options.key is None else KeyedPools
+        self._pools: Pool | KeyedPools = make(self.options.initial, self.options.max_queue)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """What follows from the options without touching the pools."""
+        options, size = self.options, self.options.max_concurrent
+        self.max_wait = inf if options.max_wait is None else options.max_wait
+        self.learner = Learner(self, size) if isinstance(size, Adaptive) else None
+        self._weight = None if isinstance(options.weight, str) or callable(options.weight) else options.weight
+        self._priority = options.priority if isinstance(options.priority, int) else 0
+        quick = self._weight == 1 and self.learner is None and isinstance(self._pools, Pool)
+        self._quick = self._pools if quick and isinstance(self._pools, Pool) else None  # no lock needed to get in
+
+    def __repr__(self) -> str:
+        given = [repr(self.options.max_concurrent)]
+        given += [
+            f"{field.name}={_shown(value)}"
+            for field in fields(self.options)[1:]
+            if (value := getattr(self.options, field.name)) != field.default
+        ]
+        if self.name:
+            given.append(f"name={self.name!r}")
+        return f"limit({', '.join(given)})"
+
+    def reconfigure(self, options: LimitOptions) -> None:
+        """Take other options in place: the pools are resized, holders finish, waiters keep their places."""
+        before = self.options
+        super().reconfigure(options)
+        if (before.key is None) is not (options.key is None):
+            self._build()
+            return
+        if before.max_concurrent == options.max_concurrent:
+            learner = self.learner
+            self._adopt()
+            self.learner = learner  # what it has learned still holds
+        else:
+            self._adopt()
+            previous = self.apply(options.initial)
+            self.tell_resized(None, previous, options.initial, "reconfigured")
+        self._pools.allow(options.max_queue)
+
+    def check(self, site: Site) -> None:
+        """Raise ValueError when `key`, `weight` or `priority` names a parameter the callable has not."""
+        Needs(self.options, site.wrapped)
+
+    def worst_case(self, calls: float, seconds: float, site: Site) -> tuple[float, float]:
+        """Adds the longest wait for a permit."""
+        return calls, seconds + (0.0 if self.options.max_queue == 0 else self.max_wait)
+
+    def live_state(self) -> dict[str, Any]:
+        """The snapshot as plain values."""
+        return self.snapshot().as_dict()
+
+    def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
+        """Holds the permits for the whole call, of a generator from its first ``next`` to its end."""
+        needs = Needs(self.options, site.wrapped)
+        if self._quick is not None and not site.is_stream:
+            return with_turns(quick_shell(self, self._quick, needs, proceed), site)
+        return with_turns(full_shell(self, needs, site.is_stream, proceed), site)
+
+    def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
+        """The same for coroutine functions and async generators."""
+        needs = Needs(self.options, site.wrapped)
+        if self._quick is not None and not site.is_stream:
+            return with_turns_async(quick_async_shell(self, self._quick, needs, proceed), site)
+        return with_turns_async(full_async_shell(self, needs, site.is_stream, proceed), site)
+
+    def resize(self, limit: int) -> None:
+        """Set how many at once (of each key, where there are keys); never blocks.
+
+        Growing serves waiters in order. Shrinking lets holders finish; 0 pauses. A call whose weight no longer fits
+        runs alone. An adaptive limit goes on from there, but for 0, which also stops it from learning.
+
+        Raises:
+            ValueError: not a whole number from 0 up.
+        """
+        if not is_whole(limit, 0):
+            raise ValueError(f"limit={limit!r}: must be a whole number from 0 up")
+        previous = self.apply(limit) if self.learner is None else self.learner.override(limit)
+        self.tell_resized(current.get(), previous, limit, "resized")
+
+    def apply(self, limit: int) -> int:
+        """Resize without a word; gives the previous size."""
+        previous = self._pools.limit
+        if previous != limit:
+            self._pools.resize(limit)
+        return previous
+
+    def tell_resized(self, call: Call | None, previous: int, limit: int, reason: str) -> None:
+        """The size has changed, if it has."""
+        if previous != limit and bus.threshold <= DEBUG:
+            state = self.snapshot()
+            bus.emit(
+                "limit.resized",
+                call,
+                self,
+                active=state.held,
+                queued=state.queued,
+                limit=limit,
+                previous=previous,
+                reason=reason,
+            )
+
+    def close(self) -> None:
+        """Refuse new calls, and those that wait, with LimitFull; those inside finish."""
+        self._pools.close()
+
+    def snapshot(self) -> LimitSnapshot:
+        """What is held and who waits, at this moment; summed over all keys."""
+        return self._pools.snapshot(clock.monotonic())
+
+    def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        key: object = None,
+        weight: int | None = None,
+        priority: int | None = None,
+    ) -> Permit:
+        """Take permits by hand, blocking this thread; `Permit.release` gives them back.
+
+        Args:
+            timeout: how long to wait at most; 0 not at all, default the limit's `max_wait`.
+            key: which budget, where the limit has keys.
+            weight: how many permits; default the limit's own weight, where that is a number.
+            priority: higher goes first; default the limit's own, where that is a number, else 0.
+
+        Raises:
+            LimitFull, DeadlineExceeded, Cancelled, Deadlock: like a guarded call. Nobody can know where a permit taken
+                by hand is released, so taking another one inside it may wait for ever.
+            TypeError: a key or weight is missing, or there are no keys.
+        """
+        claim = self._claim(timeout, key, weight, priority)
+        try:
+            waited = self.gate.enter(*claim)
+        except BaseException:
+            claim.pool.depart()
+            raise
+        return self._permit(claim, waited)
+
+    async def acquire_async(
+        self,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - the word of every semaphore, and it covers the wait only
+        key: object = None,
+        weight: int | None = None,
+        priority: int | None = None,
+    ) -> Permit:
+        """Like `acquire`, suspending the running task."""
+        claim = self._claim(timeout, key, weight, priority)
+        try:
+            waited = await self.gate.enter_async(*claim)
+        except BaseException:
+            claim.pool.depart()
+            raise
+        return self._permit(claim, waited)
+
+    def _claim(self, timeout: Duration | None, key: object, weight: int | None, priority: int | None) -> Claim:
+        keyed = isinstance(self._pools, KeyedPools)
+        if keyed is (key is None):
+            raise TypeError(f"{self!r} has a budget for each key: give a key" if keyed else f"{self!r} has no keys")
+        if weight is None:
+            weight = self._weight
+        elif problem := amount_problem(weight):
+            raise ValueError(f"weight={weight!r}: {problem}")
+        if weight is None:
+            raise TypeError(f"{self!r} weighs calls by their arguments: give a weight")
+        max_wait = self.max_wait if timeout is None else parse_duration(timeout, option="timeout", allow_zero=True)
+        pool = self.pool_for(key if key is None or isinstance(key, str) else canonical(key), weight)
+        return Claim(current.get() or Scope(), pool, weight, self._priority if priority is None else priority, max_wait)
+
+    def _permit(self, claim: Claim, waited: float) -> Permit:
+        permit = Permit(claim.pool, claim.weight)
+        if bus.threshold <= TRACE:
+            self.tell_acquired(claim.call, claim.pool, waited)
+        return permit
+
+    def pool_for(self, key: Key, weight: int) -> Pool:
+        """Where a call finds its permits; `Pool.depart` has to follow. Raises ValueError for an impossible weight."""
+        pools = self._pools
+        if weight > pools.limit and weight > self.options.largest:
+            raise ValueError(f"weight: {weight} is above the capacity of {self!r}, so the call could never run")
+        return pools if isinstance(pools, Pool) else pools.enter(key)
+
+    def tell_acquired(self, call: Call, pool: Pool, waited: float) -> None:
+        """A call got its permits."""
+        bus.emit("limit.acquired", call, self, wait=waited, active=pool.held, queued=len(pool.queue), limit=pool.limit)
+
+    def __enter__(self) -> None:
+        if not self._enter_quickly():
+            claim, scope = self._claim_scope()
+            self._publish(scope, claim, self.gate.enter(*claim))
+
+    def __aenter__(self) -> Awaitable[None]:
+        return NOTHING_TO_AWAIT if self._enter_quickly() else self._enter_slowly()
+
+    async def _enter_slowly(self) -> None:
+        claim, scope = self._claim_scope()
+        self._publish(scope, claim, await self.gate.enter_async(*claim))
+
+    def _enter_quickly(self) -> bool:
+        """Open a ``with`` block if that takes no decision."""
+        pool = self._quick
+        if pool is None or pool.slow:
+            return False
+        try:
+            pool.tokens.pop()
+        except IndexError:
+            return False
+        scope = Scope()
+        outer = scope.parent = _get()
+        if outer is not None:
+            scope.deadline = outer.deadline
+            scope.token = outer.token
+        scope.held = [pool, None, self, _set(scope), None]
+        if bus.threshold <= TRACE:
+            self.tell_acquired(scope, pool, 0.0)
+        return True
+
+    def _claim_scope(self) -> tuple[Claim, Scope]:
+        scope = Scope()
+        outer = _get()
+        if outer is not None:
+            scope.adopt(outer)
+        return self._claim(None, None, None, None)._replace(call=scope), scope
+
+    def _publish(self, scope: Scope, claim: Claim, waited: float) -> None:
+        visit = Visit(claim.weight, claim.pool.held, clock.monotonic())
+        scope.held = [claim.pool, None, self, _set(scope), visit]
+        if bus.threshold <= TRACE:
+            self.tell_acquired(scope, claim.pool, waited)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        scope = _get()
+        if type(scope) is not Scope or scope.held[2] is not self:
+            self._exit_from_afar(scope, error)
+            return
+        pool, _, _, token, visit = node = scope.held
+        node[0] = node[2] = None
+        outer = scope.parent
+        if outer is not None and type(outer) is Scope and outer.held[2] is None:
+            _set(outer.still_open())
+        else:
+            try:
+                _reset(token)
+            except ValueError:  # entered in another context, which this one was copied from
+                _set(outer)
+        if visit is not None:
+            self._end_visit(pool, visit, scope, error)
+            return
+        pool.tokens.append(True)
+        if pool.slow:
+            pool.post(None)
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> Awaitable[None]:
+        self.__exit__(kind, error, trace)
+        return NOTHING_TO_AWAIT
+
+    def _exit_from_afar(self, innermost: Call | None, error: BaseException | None) -> None:
+        """Leave a block that is not the innermost one, or was entered in another context."""
+        scope = innermost
+        while scope is not None and not (type(scope) is Scope and scope.held[2] is self):
+            scope = scope.parent
+        if scope is None:
+            if isinstance(self._pools, Pool):
+                self._pools.give_back(self._weight or 1)
+            return
+        pool, _, _, _, visit = node = scope.held
+        node[0] = node[2] = None
+        self._end_visit(pool, visit or Visit(1, 0, 0.0), scope, error)
+
+    def _end_visit(self, pool: Pool, visit: Visit, scope: Call, error: BaseException | None) -> None:
+        pool.give_back(visit.weight)
+        if self.learner is not None and visit.started:
+            self.learner.learn(scope, visit.started, visit.inflight, error)
+
+
+def _shown(value: object) -> str:
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def limit(
+    max_concurrent: int | Adaptive,
+    *,
+    name: str | None = None,
+    max_queue: int | None = None,
+    max_wait: Duration | None = None,
+    key: str | Callable[..., object] | None = None,
+    weight: Amount = 1,
+    priority: Amount | None = None,
+    store: Any = None,
+) -> Limit:
+    """So many calls at once, in all threads and event loops together; the others wait their turn.
+
+    Put it on callables, or around a block: ``with db_limit:``, ``async with db_limit:``. Callers are served in order of
+    arrival inside a priority, and nobody overtakes the first of the queue, whatever its weight. A generator holds
+    its permits from the first item to its end.
+
+    Args:
+        max_concurrent: permits, from 1 up; or `adaptive` for a limit that finds its own size.
+        name: register the policy under this name; whoever says the same shares the budget.
+        max_queue: how many may wait (for each key); more are refused at once. 0: nobody waits. Default any number.
+        max_wait: how long one may wait; a duration. 0: nobody waits. Default for ever, or until the deadline.
+        key: one budget for each key: a parameter name, a template such as ``"{user.id}"``, or a callable over the
+            arguments. A key's budget exists only while somebody holds or waits for it.
+        weight: permits that a call takes, from 1 up: a number, or like `key`. Default 1.
+        priority: a whole number, or like `key`; higher goes first. Asked only where it may matter. Default 0.
+        store: where the budget lives; None for this process.
+
+    Raises:
+        ValueError: an option is wrong; all wrong ones are named.
+        PolicyConflict: the name stands for something else already.
+
+    Calls raise LimitFull (reason ``queue_full``, ``timeout`` or ``closed``); DeadlineExceeded or Cancelled when that
+    ends the wait; ValueError for a weight above the capacity; and Deadlock instead of waiting where that would freeze
+    an event loop (a sync call on its thread), or where the limit is held further out already.
+
+    Example:
+        >>> from guarded import limit
+        >>> db_limit = limit(20)
+        >>> @db_limit
+        ... def query(sql: str) -> str:
+        ...     return "rows"
+        >>> query("select 1")
+        'rows'
+    """
+    options = LimitOptions.checked(
+        max_wait=max_wait,
+        max_concurrent=max_concurrent,
+        max_queue=max_queue,
+        key=key,
+        weight=weight,
+        priority=priority,
+        store=store,
+    )
+    return registry.intern(Limit(options, name=name))
