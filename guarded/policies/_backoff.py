@@ -75,7 +75,7 @@ class Backoff:
 
     def _grown(self, failed: int) -> float:
         try:
-            return min(self.max_delay, self.base * self.factor ** (failed - 1))
+            return min(self.max_delay, self.base * float(self.factor) ** (failed - 1))
         except OverflowError:
             return self.max_delay if self.base else 0.0
 

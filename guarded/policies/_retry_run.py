@@ -15,7 +15,6 @@ from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.keys import one_shot
 from guarded._core.policy import Args, Kwargs, Site
-from guarded.errors import GuardedError
 from guarded.events.bus import bus
 from guarded.events.model import INFO, WARNING
 from guarded.http import retry_after_of, status_of
@@ -114,6 +113,7 @@ class Run:
             self._tell_stop(verdict, error, source, asked)
             return None
         self.own = verdict.own
+        self.waited += verdict.delay
         self._tell_scheduled(verdict, error, source, asked)
         return verdict.delay
 
@@ -174,34 +174,46 @@ class Run:
             around = around.parent
         return False
 
+    @property
+    def during(self) -> str:
+        """What the wait is called in errors."""
+        return f"backing off before attempt {self.attempt + 1}"
+
     @contextmanager
-    def backing_off(self, delay: float, failed: Exception | None) -> Iterator[str]:
-        """Around the wait, which gets what it is called: a retry that is cut off gives back what it has charged."""
-        during = f"backing off before attempt {self.attempt + 1}"
+    def between(self, failed: Exception | None) -> Iterator[None]:
+        """Around wait and hook: what cuts them off is chained to the failure, and the retry is not charged."""
         try:
             if self.call.token is not None:
-                self.call.token.raise_if_cancelled(during)
-            yield during
+                self.call.token.raise_if_cancelled(self.during)
+            yield
         except BaseException as cut:
-            if self.layer.budget is not None:
-                self.layer.budget.refund()
-            if isinstance(cut, GuardedError):
+            self._give_back()
+            if isinstance(cut, Exception):
                 chain(cut, failed)
             raise
-        self.waited += delay
 
-    def is_late(self) -> bool:
-        """Whether the deadline has passed, so that no attempt may start."""
-        return clock.monotonic() >= self.call.until
-
-    def end_late(self, failed: Exception | None, result: Any) -> Done[Any]:
-        """The deadline passed during the wait or the hook, so the call ends like its last attempt did."""
-        if self.layer.budget is not None:
-            self.layer.budget.refund()
+    def conclude(self, verdict: object, failed: Exception | None, result: Any) -> Done[Any] | None:
+        """What comes of the wait and the hook's verdict: how the call ends, or None for the next attempt."""
+        if isinstance(verdict, Done):
+            self._give_back()
+            self.recovered("before_retry")
+            return verdict
+        if not self.is_late():
+            return None
+        self._give_back()
         self._tell_stop(_NO_TIME, failed, result if failed is None else failed, None)
         if failed is not None:
             reraise(failed)
         return Done(result)
+
+    def _give_back(self) -> None:
+        """The retry that the budget was charged for does not take place."""
+        if self.layer.budget is not None:
+            self.layer.budget.refund()
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed, so that no attempt may start."""
+        return clock.monotonic() >= self.call.until
 
     def recovered(self, reason: str | None = None) -> None:
         """Tell that the call has succeeded after all."""

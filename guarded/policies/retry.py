@@ -8,10 +8,10 @@ raised or returned is what the caller gets, the same object. Delays are seconds;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from math import inf
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from guarded._core import waiters
 from guarded._core.call import Call
@@ -23,7 +23,7 @@ from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded
 from guarded.http import transient
 from guarded.policies._backoff import Jitter
-from guarded.policies._exceptions import chain, trim
+from guarded.policies._exceptions import trim
 from guarded.policies._matching import Matches, title
 from guarded.policies._retry_budget import RetryBudget
 from guarded.policies._retry_options import RetryOptions
@@ -34,30 +34,19 @@ __all__ = ["Done", "Retry", "RetryBudget", "retry"]
 
 def _pause(run: Run, delay: float, failed: Exception | None, result: Any) -> Done[Any] | None:
     """Wait, then ask the hook: a Done ends the call, None lets the next attempt start."""
-    layer = run.layer
-    if delay > 0 and asyncio._get_running_loop() is not None:
-        layer.policy.warn_of_freeze(layer.site)
-    with run.backing_off(delay, failed) as during:
-        _sleep(run.call, delay, during)
-    if layer.hook is not None and not run.is_late():
+    layer, verdict = run.layer, None
+    with run.between(failed):
+        if delay > 0 and asyncio._get_running_loop() is not None:
+            layer.policy.warn_of_freeze(layer.site)
         try:
+            waiters.sleep(run.call, delay, run.during)
+        except DeadlineExceeded:
+            pass  # it passed since the decision; the caller is told by the error of the last attempt
+        if layer.hook is not None and not run.is_late():
             verdict = layer.hook(failed, run.attempt)
-        except Exception as raised:
-            chain(raised, failed)
-            raise
-        if isinstance(verdict, Done):
-            run.recovered("before_retry")
-            return verdict
-        if hasattr(type(verdict), "__await__"):
-            raise TypeError(f"before_retry of {layer.policy!r} gave an awaitable, but {run.call.function} is not async")
-    return run.end_late(failed, result) if run.is_late() else None
-
-
-def _sleep(call: Call, delay: float, during: str) -> None:
-    try:
-        waiters.sleep(call, delay, during)
-    except DeadlineExceeded:
-        pass  # it passed since the decision; the caller is told by the error of the last attempt
+            if hasattr(type(verdict), "__await__"):
+                raise TypeError(f"before_retry of {layer.policy!r} is async, but {run.call.function} is not")
+    return run.conclude(verdict, failed, result)
 
 
 def _sync_shell(layer: Layer, proceed: SyncNext) -> SyncNext:
@@ -105,28 +94,17 @@ def _sync_shell(layer: Layer, proceed: SyncNext) -> SyncNext:
 
 async def _pause_async(run: Run, delay: float, failed: Exception | None, result: Any) -> Done[Any] | None:
     """Like `_pause`; the hook may be async."""
-    layer = run.layer
-    with run.backing_off(delay, failed) as during:
-        await _sleep_async(run.call, delay, during)
-    if layer.hook is not None and not run.is_late():
+    layer, verdict = run.layer, None
+    with run.between(failed):
         try:
-            verdict: Any = layer.hook(failed, run.attempt)
+            await waiters.sleep_async(run.call, delay, run.during)
+        except DeadlineExceeded:
+            pass  # it passed since the decision; the caller is told by the error of the last attempt
+        if layer.hook is not None and not run.is_late():
+            verdict = layer.hook(failed, run.attempt)
             if hasattr(type(verdict), "__await__"):
-                verdict = await verdict
-        except Exception as raised:
-            chain(raised, failed)
-            raise
-        if isinstance(verdict, Done):
-            run.recovered("before_retry")
-            return verdict
-    return run.end_late(failed, result) if run.is_late() else None
-
-
-async def _sleep_async(call: Call, delay: float, during: str) -> None:
-    try:
-        await waiters.sleep_async(call, delay, during)
-    except DeadlineExceeded:
-        pass  # it passed since the decision; the caller is told by the error of the last attempt
+                verdict = await cast("Awaitable[object]", verdict)
+    return run.conclude(verdict, failed, result)
 
 
 def _async_shell(layer: Layer, proceed: AsyncNext) -> AsyncNext:

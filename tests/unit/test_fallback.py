@@ -92,6 +92,11 @@ def test_a_function_with_a_parameter_error_gets_the_exception(drive: Drive) -> N
     assert drive(raising(error), fallback(cached), args=("tea",)) == ("tea", error)
 
 
+def test_a_function_without_a_signature_gets_the_arguments(drive: Drive) -> None:
+    """Some functions in C have none."""
+    assert drive(raising(refused()), fallback(dict), args=([("a", 1)],)) == {"a": 1}
+
+
 def test_a_method_hands_its_instance_over() -> None:
     """The fallback is written like the method; class and static methods alike."""
 
@@ -141,7 +146,16 @@ def test_an_error_of_the_fallback_is_chained_to_the_original(drive: Drive) -> No
     assert not [event for event in events if event.name == "fallback.used"]
 
 
-@pytest.mark.parametrize("control", [KeyboardInterrupt(), SystemExit(), Cancelled("stop"), GeneratorExit()])
+@pytest.mark.parametrize(
+    "control",
+    [
+        KeyboardInterrupt(),
+        SystemExit(),
+        GeneratorExit(),
+        Cancelled("stop"),
+        ExceptionGroup("stopped", [Cancelled("stop"), refused()]),
+    ],
+)
 def test_cancellation_never_falls_back(control: BaseException) -> None:
     """Whatever `on` says; no predicate sees it."""
     seen: list[object] = []
@@ -279,9 +293,13 @@ def test_an_async_generator_falls_back_to_any_iterable() -> None:
         yield 1
         yield 2
 
+    class Rows:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return from_cache()
+
     async def main() -> list[list[int]]:
         found = []
-        for value in ([1, 2], from_cache, lambda: (1, 2)):
+        for value in ([1, 2], from_cache, lambda: (1, 2), Rows()):
 
             @fallback(value)
             async def pages() -> AsyncIterator[int]:
@@ -298,7 +316,7 @@ def test_an_async_generator_falls_back_to_any_iterable() -> None:
         found.append([page async for page in none()])
         return found
 
-    assert asyncio.run(main()) == [[1, 2], [1, 2], [1, 2], []]
+    assert asyncio.run(main()) == [[1, 2]] * 4 + [[]]
 
 
 @pytest.mark.parametrize("value", ["text", b"bytes", 3, None, iter([1])])

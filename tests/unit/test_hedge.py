@@ -541,6 +541,17 @@ def test_a_fast_failure_in_a_thread_starts_the_next() -> None:
     assert hedge(100, idempotent=True)(ThreadCopies(failing(ConnectionError()), lambda: 2))() == 2
 
 
+def test_the_budget_bounds_threads_too() -> None:
+    """Spent: the failure of the only copy comes out."""
+    budget = RetryBudget(0, 0.1)
+    policy = hedge(100, budget=budget, idempotent=True)
+    assert policy(ThreadCopies(failing(ConnectionError()), lambda: 2))() == 2
+    copies = ThreadCopies(failing(ConnectionError()), lambda: 2)
+    with pytest.raises(ConnectionError):
+        policy(copies)()
+    assert copies.started == 1
+
+
 def test_all_threads_failing_raises_the_first_error() -> None:
     """With the others as notes, once, also when one instance is raised each time."""
     first, second = ConnectionError("one"), ValueError("two")

@@ -316,6 +316,26 @@ def test_a_group_matches_by_types_only_when_all_leaves_do(drive: Drive) -> None:
             drive(Script(good), retry(on=ConnectionError, unless=ConnectionResetError))
 
 
+def test_a_group_with_a_cancellation_in_it_is_never_retried(drive: Drive) -> None:
+    """Nor does a predicate see it."""
+    group = ExceptionGroup("stopped", [ConnectionError(), Cancelled("stop")])
+    body = Script(group, group)
+    for on in (Exception, ExceptionGroup, lambda error: pytest.fail("no predicate sees a cancellation")):
+        with pytest.raises(ExceptionGroup):
+            drive(body, retry(on=on))
+        assert len(body.attempts) == 1
+        body.steps.append(group)
+        body.attempts.clear()
+
+
+def test_unless_takes_a_predicate(drive: Drive) -> None:
+    """True means no retry."""
+    body = Script(ConnectionError("for good"))
+    with pytest.raises(ConnectionError):
+        drive(body, retry(unless=lambda error: "for good" in str(error)))
+    assert body.attempts == [1]
+
+
 def test_a_predicate_gets_the_group_itself(drive: Drive) -> None:
     """It may look into it as it likes."""
     seen: list[Exception] = []
@@ -653,6 +673,27 @@ def test_a_hook_that_takes_too_long_starts_no_attempt(drive: Drive) -> None:
     assert body.attempts == [1]
 
 
+def test_a_slow_backoff_function_starts_no_attempt(drive: Drive) -> None:
+    """The deadline passed while it was thinking: the last error comes out, on a result the result."""
+    error = ConnectionError("down")
+
+    def called(body: Script) -> Any:
+        with virtual_time() as time, deadline("5s", mode="cooperative"):
+
+            def slow(failed: int) -> float:
+                time.advance(10)
+                return 1
+
+            return drive(body, retry(backoff=slow, on_result=lambda page: page is None))
+
+    with capture() as events:
+        with pytest.raises(ConnectionError) as caught:
+            called(Script(error))
+        assert called(Script(None)) is None
+    assert caught.value is error
+    assert [event.reason for event in named(events, "retry.gave_up")] == ["no time left"] * 2
+
+
 # before_retry
 
 
@@ -694,7 +735,17 @@ def test_a_raising_hook_surfaces_chained(drive: Drive) -> None:
     def gives_up(error: Exception, number: int) -> None:
         raise error
 
+    def breaks_twice(error: object, number: int) -> None:
+        try:
+            breaks(error, number)
+        except LookupError:
+            raise RuntimeError("no database")  # noqa: B904 - its own context is the point
+
     with virtual_time():
+        with pytest.raises(RuntimeError) as deep:
+            drive(Script(error), retry(before_retry=breaks_twice))
+        assert isinstance(deep.value.__context__, LookupError)
+        assert deep.value.__context__.__context__ is error
         with pytest.raises(LookupError) as caught:
             drive(Script(error), retry(before_retry=breaks))
         assert caught.value.__context__ is error
@@ -723,7 +774,7 @@ def test_an_async_hook_is_awaited_and_refused_on_plain_functions() -> None:
     def plain() -> None:
         raise ConnectionError
 
-    with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(TypeError, match="gave an awaitable"):
+    with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(TypeError, match="is async"):
         plain()
 
 
@@ -891,6 +942,15 @@ def test_nested_retries_are_told_at_run_time(drive: Drive) -> None:
 
     with capture("WARNING") as events, pytest.raises(ConnectionError):
         drive(inner, retry(retries=1, base=0)) if drive.mode == "async" else drive(lambda: inner(), retry(1, base=0))  # type: ignore[attr-defined]
+    assert len(named(events, "retry.nested")) == 2
+
+
+def test_two_retries_on_one_function_are_told_at_run_time_too(drive: Drive) -> None:
+    """The attempts of the inner one multiply by those of the outer one."""
+    body = Script(*down(4))
+    with capture("WARNING") as events, pytest.raises(ConnectionError), pytest.warns(GuardWarning):
+        drive(body, retry(retries=1, base=0), retry(retries=1, base=0))
+    assert body.attempts == [1, 2, 1, 2]
     assert len(named(events, "retry.nested")) == 2
 
 

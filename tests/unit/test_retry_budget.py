@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from guarded import PolicyConflict, PolicyNotFound, RetryBudget, registry, retry
+from guarded import Done, PolicyConflict, PolicyNotFound, RetryBudget, registry, retry
 from guarded.policies._retry_budget import WINDOW, Ledger
 from guarded.testing import capture, virtual_time
 
@@ -168,6 +168,22 @@ def test_a_cancelled_wait_gives_its_retry_back() -> None:
             await task
 
     asyncio.run(main())
+    assert budget.live_state()["retries"] == 0
+
+
+def test_a_retry_that_the_hook_made_needless_is_given_back() -> None:
+    """Done, or an error of the hook: no attempt took place."""
+    budget = RetryBudget(0, 1)
+
+    def fails() -> None:
+        raise ConnectionError("down")
+
+    def breaks(error: object, number: int) -> None:
+        raise LookupError
+
+    assert retry(base=0, budget=budget, before_retry=lambda error, number: Done(1))(fails)() == 1
+    with pytest.raises(LookupError):
+        retry(base=0, budget=budget, before_retry=breaks)(fails)()
     assert budget.live_state()["retries"] == 0
 
 
