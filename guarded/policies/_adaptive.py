@@ -26,6 +26,7 @@ class Estimator(Protocol):
     @property
     def limit(self) -> int:
         """The present estimate."""
+        ...
 
     def observe(self, latency: float, inflight: int, dropped: bool) -> int:
         """Learn from one call and give the new limit.
@@ -35,6 +36,7 @@ class Estimator(Protocol):
             inflight: permits held when it started, its own included.
             dropped: whether it failed in a way that speaks of overload.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

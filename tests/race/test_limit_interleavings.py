@@ -376,6 +376,23 @@ def test_shrinking_while_a_permit_is_on_its_way() -> None:
     assert_at_rest(policy)
 
 
+def test_closed_or_filled_up_between_the_attempt_and_the_queue() -> None:
+    """What happened since the failed attempt decides."""
+    for closing in (True, False):
+        policy = limit(1, max_queue=1)
+        pool = pool_of(policy)
+        permit = policy.acquire()
+        assert not pool.take(1, 0)
+        if closing:
+            policy.close()
+        else:
+            join(policy)
+        entry = Entry(1, 0, ThreadWaiter(), 0.0)
+        assert pool.join(entry) == ("closed" if closing else "queue_full")
+        permit.release()
+        assert entry.state is (State.CLOSED if closing else State.GONE)
+
+
 def test_closing_and_abandoning_in_both_orders() -> None:
     """A refused waiter that is cancelled as well counts once."""
     for close_first in (True, False):

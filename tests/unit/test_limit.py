@@ -627,6 +627,34 @@ def test_one_keys_wait_does_not_delay_another() -> None:
     assert policy.snapshot().keys == 0
 
 
+def test_resizing_and_reconfiguring_reach_every_key() -> None:
+    """Keys in use and keys to come have the new size and the new queue."""
+    policy = limit(1, key="tenant", max_queue=0)
+    permits = [policy.acquire(key="a"), policy.acquire(key="b")]
+    policy.resize(2)
+    permits += [policy.acquire(key=key) for key in "abcc"]
+    assert policy.snapshot() == LimitSnapshot(2, 6, 0, 0.0, 3)
+    policy.reconfigure(limit(3, key="tenant", max_queue=1, max_wait=0).options)
+    permits += [policy.acquire(key="a"), *(policy.acquire(key="d") for _ in range(3))]
+    with pytest.raises(LimitFull) as caught:
+        policy.acquire(key="a")
+    assert caught.value.reason == "timeout"  # there is a queue now, but no time
+    for permit in permits:
+        permit.release()
+    assert policy.snapshot() == LimitSnapshot(3, 0, 0, 0.0, 0)
+
+
+def test_a_failing_key_or_weight_leaves_nothing_behind() -> None:
+    """What a user's function raises surfaces as itself, before anything is taken."""
+    policy = limit(5, key=lambda tenant: tenant["id"], weight=lambda n: n)
+    work = policy(lambda tenant, n: None)
+    with pytest.raises(KeyError):
+        work({}, 1)
+    with pytest.raises(ValueError, match="weight"):
+        work({"id": "a"}, 0)
+    assert policy.snapshot() == LimitSnapshot(5, 0, 0, 0.0, 0)
+
+
 def test_by_hand_a_key_must_be_given() -> None:
     """``with`` cannot know the key; `acquire` takes it."""
     policy = limit(1, key="tenant", max_queue=0)
@@ -937,6 +965,39 @@ def test_events_tell_the_story_of_a_wait() -> None:
     assert {(event.policy, event.layer) for event in events} == {("db", "limit")}
 
 
+def test_every_way_in_tells_of_it() -> None:
+    """TRACE has one `limit.acquired` for a plain call, a keyed one, a stream, a block and a permit; sync and async."""
+    plain, keyed = limit(5), limit(5, key="n")
+
+    async def main() -> None:
+        await plain(gentle)(1)
+        await keyed(gentle)(1)
+        async with plain:
+            pass
+        (await plain.acquire_async()).release()
+
+    async def gentle(n: int) -> None:
+        pass
+
+    def stream(n: int) -> Iterator[int]:
+        yield n
+
+    with capture("TRACE") as events:
+        plain(lambda n: n)(1)
+        keyed(lambda n: n)(1)
+        list(plain(stream)(1))
+        with plain:
+            pass
+        with limit(2, weight=2):
+            pass
+        plain.acquire().release()
+        asyncio.run(main())
+    told = [event for event in events if event.name == "limit.acquired"]
+    assert len(told) == 10
+    assert {(event.wait, event.queued) for event in told} == {(0.0, 0)}
+    assert [event.active for event in told] == [1, 1, 1, 1, 2, 1, 1, 1, 1, 1]
+
+
 def test_a_sink_may_use_the_limit_it_hears_about() -> None:
     """No event is told under a lock."""
     policy = limit(2)
@@ -1043,6 +1104,32 @@ def test_resizing_an_adaptive_limit_by_hand_goes_on_from_there() -> None:
     with policy.acquire():
         work()
     assert policy.snapshot().limit == 3
+
+
+def test_a_sample_that_comes_in_while_it_learns_is_let_go() -> None:
+    """No call waits for the arithmetic of another."""
+    policy = limit(adaptive("aimd", initial=2))
+    work = policy(lambda: None)
+    assert policy.learner is not None
+    with policy.learner._busy:
+        work()
+    assert policy.snapshot().limit == 2
+    work()
+    assert policy.snapshot().limit == 3
+
+
+def test_reconfiguring_other_options_keeps_what_was_learned() -> None:
+    """Only another `max_concurrent` starts over."""
+    spec = adaptive("aimd", initial=2)
+    policy = limit(spec)
+    work = policy(lambda: None)
+    work()
+    policy.reconfigure(limit(spec, max_wait=3).options)
+    assert policy.snapshot().limit == 3
+    work()
+    assert policy.snapshot().limit == 3  # one of three in flight proves nothing
+    policy.reconfigure(limit(adaptive("aimd", initial=7)).options)
+    assert policy.snapshot().limit == 7
 
 
 def test_an_adaptive_stream_learns_from_its_first_item() -> None:
