@@ -125,12 +125,20 @@ def enter_async_generator(chain: Chain) -> Entry:
     return enter
 
 
+def _leave(exits: list[Callable[[BaseException | None], None]], ended: BaseException | None) -> None:
+    """Run every exit; one that raises (a user's predicate) keeps none of the others from running."""
+    if exits:
+        try:
+            exits[0](ended)
+        finally:
+            _leave(exits[1:], ended)
+
+
 def _end(call: Call, stream: Stream, ended: BaseException | None, started: float) -> None:
     """A stream is over: tell the layers that held on to it, innermost first, then the bus."""
     if ended is stream.thrown or isinstance(ended, GeneratorExit):
         ended = None if ended is None else GeneratorExit()  # the consumer's doing, never the body's failure
-    for leave in stream.exits:
-        leave(ended)
+    _leave(stream.exits, ended)
     if isinstance(ended, Exception):
         told_failed(call, started, ended)
     else:

@@ -9,105 +9,28 @@ change of state begins a new generation and empties all the rest. Times are whol
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from guarded.policies._circuit_windows import CallWindow, TimeWindow, Window
-
-State = Literal["closed", "open", "half-open", "isolated", "disabled"]
-Outcome = Literal["success", "failure", "neutral"]
-Count = Literal["counted", "late", "ignored"]
-
-CLOSED: Final = "closed"
-OPEN: Final = "open"
-HALF_OPEN: Final = "half-open"
-ISOLATED: Final = "isolated"
-DISABLED: Final = "disabled"
-
-SUCCESS: Final = "success"
-FAILURE: Final = "failure"
-NEUTRAL: Final = "neutral"
+from guarded.policies._circuit_terms import (
+    CLOSED,
+    DISABLED,
+    FAILURE,
+    HALF_OPEN,
+    ISOLATED,
+    NEUTRAL,
+    OPEN,
+    Change,
+    Count,
+    Outcome,
+    Permit,
+    Refusal,
+    Rules,
+    State,
+)
+from guarded.policies._circuit_windows import ALWAYS, CallWindow, TimeWindow, Window
 
 GROWTH: Final = 2
 """Each failed recovery multiplies the open time by this, up to ``max_reset_ns``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The options of a circuit as the core needs them: ratios 0..1, times in nanoseconds."""
-
-    failures: int | None
-    failure_rate: float | None
-    window_calls: int | None
-    window_ns: int | None
-    min_calls: int
-    slow_ns: int | None
-    slow_rate: float | None
-    reset_ns: int
-    max_reset_ns: int
-    half_open: int
-    trial_ns: int
-
-
-class Permit:
-    """An admitted call: what its result needs to be counted, once.
-
-    Attributes:
-        generation: of the circuit when the call was admitted.
-        started: when that was; None where the length of the call does not matter.
-        serial: its number in ``trials`` or ``running``; 0 when it is in neither.
-        answered: when a stream gave its first item; None while it has not, and for plain calls.
-        settled: whether its result has been counted.
-    """
-
-    __slots__ = ("answered", "generation", "serial", "settled", "started")
-
-    def __init__(self, generation: int, started: int | None, serial: int = 0) -> None:
-        self.generation = generation
-        self.started = started
-        self.serial = serial
-        self.answered: int | None = None
-        self.settled = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A call that is not admitted.
-
-    Attributes:
-        state: why: open, isolated, or half-open with all trials out.
-        age: how long the circuit has been in that state.
-        retry_ns: when exactly a call will be admitted; None when nobody can know.
-        trials: how many trials are out.
-        opening: the change that opened the circuit.
-    """
-
-    state: State
-    age: int
-    retry_ns: int | None
-    trials: int
-    opening: Change
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of state, and the figures at that moment.
-
-    Attributes:
-        reason: which rule was broken (``failures``, ``failure_rate``, ``slow_rate``), ``trial failed``, ``trial slow``,
-            ``time is up``, ``recovered``, or ``by hand``.
-        failures: in a row, or in the window where there is a failure rate.
-        failure_rate, slow_rate: shares in the window; None without one.
-        open_ns: how long the circuit will be open; None when it is not, or has no end.
-    """
-
-    state: State
-    previous: State
-    reason: str
-    failures: int = 0
-    failure_rate: float | None = None
-    slow_rate: float | None = None
-    open_ns: int | None = None
 
 
 class CircuitCore:
@@ -157,7 +80,7 @@ class CircuitCore:
     @property
     def calm(self) -> bool:
         """Whether, passing, a success would change nothing, so that it need not be told."""
-        return self.passing and self.window is None and not self.in_a_row
+        return self.state == DISABLED or (self.passing and self.window is None and not self.in_a_row)
 
     @property
     def failures(self) -> int:
@@ -271,6 +194,15 @@ class CircuitCore:
         ended = now if permit.answered is None else permit.answered
         return ended - permit.started >= self.rules.slow_ns
 
+    @property
+    def quick_until(self) -> int:
+        """Until when, passing, a success changes nothing but totals, so that it may be told later."""
+        if not self.passing or self.window is None:
+            return 0
+        if not self.window.failed:
+            return ALWAYS
+        return self.window.steady_until if self.window.calls >= self.rules.min_calls else 0
+
     def succeed(self, now: int) -> None:
         """Count the success of a call that nobody asked for, while `passing`."""
         self.in_a_row = 0
@@ -279,6 +211,12 @@ class CircuitCore:
             window.add(now, False, False)
             if window.failed:  # else it can break no rule
                 self._judge(now)
+
+    def forget_calls(self) -> None:
+        """The calls in flight are gone, and will never be settled."""
+        self.trials.clear()
+        self.running.clear()
+        self.overdue.clear()
 
     def _count_trial(self, now: int, *, failed: bool, slow: bool) -> None:
         if failed or slow:
@@ -300,7 +238,7 @@ class CircuitCore:
         rules, window = self.rules, self.window
         if rules.failures is not None and self.in_a_row >= rules.failures:
             self.move(OPEN, now, "failures")
-        if window is None or self.state == OPEN:
+        if window is None or self.state == OPEN or not (window.failed or window.slow or self.overdue):
             return
         window.move(now)
         failure_rate, slow_rate = self.rates()

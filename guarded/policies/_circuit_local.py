@@ -7,19 +7,23 @@ answers to `admit` and `settle`.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 from guarded._core import clock
-from guarded._core.breaker import CircuitOpen, Reading, RegisteredBreaker, adopt, make
+from guarded._core.breaker import Reading, RegisteredBreaker, adopt, make
 from guarded._core.call import Call
-from guarded._core.durations import format_duration
+from guarded._core.fork import after_fork
+from guarded._core.monitor import Monitor
 from guarded._core.policy import Policy
 from guarded.events.bus import bus
-from guarded.policies._circuit_core import (
+from guarded.policies._circuit_core import CircuitCore
+from guarded.policies._circuit_rejection import let_go_of_older, rejection_of, why
+from guarded.policies._circuit_terms import (
     CLOSED,
     DISABLED,
     FAILURE,
@@ -28,15 +32,14 @@ from guarded.policies._circuit_core import (
     OPEN,
     SUCCESS,
     Change,
-    CircuitCore,
     Outcome,
     Permit,
-    Refusal,
     Rules,
     State,
 )
 
 _NS: Final = 1_000_000_000
+_BATCH: Final = 256  # so many successes are counted together
 _NEVER: Final = 2**31 - 1  # fail_max of the register where failures are not counted in a row
 _REGISTERED: Final = {ISOLATED: OPEN, DISABLED: CLOSED}  # pybreaker knows neither
 _EVENTS: Final = {
@@ -74,7 +77,7 @@ class CircuitSnapshot:
     retry_after: float | None
 
 
-class LocalCircuit:
+class LocalCircuit(Monitor):
     """Admits calls, counts how they end, and tells who wants to know.
 
     Attributes:
@@ -84,14 +87,14 @@ class LocalCircuit:
     """
 
     __slots__ = (
-        "_acquire",
+        "__weakref__",
         "_breaker",
         "_cause",
         "_core",
-        "_lock",
         "_pending",
         "_policy",
-        "_release",
+        "_quick",
+        "_quick_until",
         "_telling",
         "calm",
         "heard",
@@ -99,39 +102,39 @@ class LocalCircuit:
     )
 
     def __init__(self, policy: Policy[Any], rules: Rules) -> None:
+        super().__init__()
         self._policy = policy
-        self._lock = threading.Lock()
-        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._core = CircuitCore(rules)
         self._pending: deque[tuple[Change, Call | None, BaseException | None]] = deque()
         self._telling = False
         self._cause: BaseException | None = None
         self._breaker: RegisteredBreaker | None = None
+        self._quick: deque[int] = deque()  # when calls succeeded that are not counted yet; one deque per generation
         self.heard: RegisteredBreaker | None = None
         self.passing: int | None = None
-        self.calm: int | None = None
         self._update(None)
+        after_fork(self, LocalCircuit._forget_calls)
 
     # Calls
 
     def admit(self, call: Call, *, enforce: bool) -> Permit | None:
         """Let a call through or raise CircuitOpen; where nothing is enforced, None for one that is not counted."""
-        with self._lock:
+        with self:
+            self._catch_up(call)
             answer = self._core.admit(clock.monotonic_ns())
             cause = self._cause
             if self._core.changes:
                 self._update(call)
-        if self._pending:
-            self._tell()
+        self._tell()
         if isinstance(answer, Permit):
             return answer
-        rejection = self._rejection(answer, cause)
+        rejection = rejection_of(answer, self._policy.label, cause)
         bus.emit(
             "circuit.rejected",
             call,
             self._policy,
             state=answer.state,
-            reason=_why(answer) if enforce else f"{_why(answer)}, not enforced",
+            reason=why(answer) if enforce else f"{why(answer)}, not enforced",
             retry_after=rejection.retry_after,
             active=answer.trials,
             cause=cause,
@@ -142,64 +145,70 @@ class LocalCircuit:
 
     def succeed(self, call: Call, generation: int, started: int | None) -> None:
         """Count the success of a call that was let through while `passing` was `generation`."""
-        self._acquire()  # in place of a with statement, which costs as much as all the rest
-        try:
-            current = generation == self.passing
-            if current:
-                core = self._core
-                core.succeed(clock.monotonic_ns())
-                if core.changes or core.window is None:
-                    self._update(call)
-        finally:
-            self._release()
-        if not current:
-            self.settle(call, Permit(generation, started), SUCCESS, None)
-        elif self._pending:
+        quick, now = self._quick, clock.monotonic_ns()
+        if generation == self.passing and now < self._quick_until:
+            quick.append(now)
+            if len(quick) < _BATCH:
+                return
+            with self:
+                self._catch_up(call)
             self._tell()
+        else:
+            self.settle(call, Permit(generation, started), SUCCESS, None)
 
     def answered(self, permit: Permit) -> None:
         """A stream has given its first item."""
-        with self._lock:
+        with self:
             self._core.answered(permit, clock.monotonic_ns())
 
     def settle(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None) -> None:
         """Count how a call ended."""
         if error is not None and outcome == FAILURE:
-            self._unchain(error)
-        with self._lock:
-            now = clock.monotonic_ns()
-            count = self._core.settle(permit, outcome, now)
-            if count == "counted" and outcome == FAILURE:
-                self._cause = error
+            let_go_of_older(error, self._policy.label)
+        end = (call, permit, outcome, error)
+        if self._owner == get_ident():
+            self._inbox.append(end)  # a finalizer, in the middle of a decision of this thread
+            return
+        with self:
+            self._catch_up(call)
+            self._handle(end)
+        self._tell()
+
+    def _catch_up(self, call: Call | None) -> None:
+        """Under the lock: count what has been put off."""
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        if self._quick:
+            while self._quick:
+                self._core.succeed(self._quick.popleft())
             self._update(call)
-            heard, state = self.heard, self._core.state
-        if heard is not None and count == "counted":
-            heard.tell_result(error if outcome == FAILURE else None)
-        if self._pending:
-            self._tell()
-        if count == "late":
-            duration = None if permit.started is None else max(0, now - permit.started) / _NS
-            bus.emit("circuit.late", call, self._policy, state=state, outcome=outcome, duration=duration, cause=error)
 
-    def _unchain(self, error: BaseException) -> None:
-        """Let go of older failures: an error raised while handling our rejection would drag all of them along."""
-        seen: set[int] = set()
-        link: BaseException | None = error.__context__
-        while link is not None and id(link) not in seen:
-            seen.add(id(link))
-            if isinstance(link, CircuitOpen) and link.policy == self._policy.label:
-                link.__cause__ = None
-            link = link.__context__
+    def _handle(self, message: tuple[Call, Permit, Outcome, BaseException | None]) -> None:
+        """Under the lock: count how a call ended."""
+        call, permit, outcome, error = message
+        core, now = self._core, clock.monotonic_ns()
+        count = core.settle(permit, outcome, now)
+        if count == "counted" and outcome == FAILURE:
+            self._cause = error
+        if core.changes or outcome != SUCCESS or core.passing:  # else it changes nothing that others look at
+            self._update(call)
+        if count == "counted" and self.heard is not None:
+            self._outgoing.append(partial(self.heard.tell_result, error if outcome == FAILURE else None))
+        elif count == "late":
+            self._outgoing.append(partial(self._tell_late, call, permit, outcome, error, now))
 
-    def _rejection(self, refusal: Refusal, cause: BaseException | None) -> CircuitOpen:
-        rejection = CircuitOpen(
-            _message(self._policy.label, refusal, cause),
-            state=refusal.state,
-            policy=self._policy.label,
-            retry_after=None if refusal.retry_ns is None else refusal.retry_ns / _NS,
-        )
-        rejection.__cause__ = cause
-        return rejection
+    def _tell_late(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None, now: int) -> None:
+        duration = None if permit.started is None else max(0, now - permit.started) / _NS
+        bus.emit("circuit.late", call, self._policy, state=self.state, outcome=outcome, duration=duration, cause=error)
+
+    def _carry_out(self, decision: Callable[[], object]) -> None:
+        decision()
+
+    def _forget_calls(self) -> None:
+        """A forked child: the calls in flight, and whoever held the lock, are in the parent."""
+        Monitor.__init__(self)
+        self._telling = False
+        self._core.forget_calls()
 
     # State
 
@@ -210,14 +219,15 @@ class LocalCircuit:
 
     def snapshot(self) -> CircuitSnapshot:
         """The figures now."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             core, now = self._core, clock.monotonic_ns()
             rules, window = core.rules, core.window
             if window is not None:
                 window.move(now)
             failure_rate, slow_rate = core.rates()
             age = max(0, now - core.changed_at)
-            return CircuitSnapshot(
+            snapshot = CircuitSnapshot(
                 state=core.state,
                 since=age / _NS if core.generation else None,
                 failures=core.failures,
@@ -227,26 +237,32 @@ class LocalCircuit:
                 trials=len(core.trials),
                 retry_after=max(0, core.open_ns - age) / _NS if core.state == OPEN else None,
             )
+        self._tell()
+        return snapshot
 
     def move(self, state: State) -> None:
         """Change the state by hand."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             self._core.move(state, clock.monotonic_ns(), "by hand")
             self._update(None)
         self._tell()
 
     def restart(self) -> None:
         """Close the circuit from whatever state, and forget all that was counted."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             self._core.restart(clock.monotonic_ns())
             self._update(None)
         self._tell()
 
     def revise(self, rules: Rules) -> None:
         """Go on under other rules."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             self._core.revise(rules)
             self._update(None)
+        self._tell()
 
     # The pybreaker register
 
@@ -265,7 +281,7 @@ class LocalCircuit:
                 reset_timeout=rules.reset_ns / _NS,
                 half_open=rules.half_open,
             )
-            with self._lock:
+            with self:
                 self._breaker = self._breaker or made
         return self._breaker
 
@@ -276,7 +292,7 @@ class LocalCircuit:
         state, failures, opened_at = breaker.current_state, breaker.fail_counter, breaker._state_storage.opened_at
         registered = adopt(breaker, self)
         age = 0.0 if opened_at is None else max(0.0, clock.wall() - opened_at.timestamp())
-        with self._lock:
+        with self:
             self._breaker = registered
             self._core.restore(state, clock.monotonic_ns(), age=round(age * _NS), in_a_row=failures)
             self._update(None)
@@ -289,7 +305,8 @@ class LocalCircuit:
 
     def hear(self, listens: bool) -> None:
         """Whether anybody listens to the register has changed."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             self.heard = self._breaker if listens else None
             self._update(None)
 
@@ -300,7 +317,8 @@ class LocalCircuit:
 
     def reading(self) -> Reading:
         """What the register shows."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             core = self._core
             state = _REGISTERED.get(core.state, core.state)
             failures = core.failures if core.state == CLOSED else core.opening.failures
@@ -309,7 +327,8 @@ class LocalCircuit:
 
     def count(self, *, failed: bool) -> None:
         """Count the result of a call that went through pybreaker's own ``call``."""
-        with self._lock:
+        with self:
+            self._catch_up(None)
             self._core.count(clock.monotonic_ns(), failed=failed)
             self._update(None)
         self._tell()
@@ -327,12 +346,18 @@ class LocalCircuit:
         if not core.failures and core.state in (CLOSED, DISABLED):
             self._cause = None  # an exception keeps the frames it went through alive
         unheard = self.heard is None
-        self.passing = core.generation if unheard and core.passing else None
-        self.calm = core.generation if unheard and core.calm else None
+        passing = core.generation if unheard and core.passing else None
+        if passing != self.passing:
+            self._quick = deque()
+        self._quick_until = core.quick_until if unheard else 0
+        self.calm = passing if core.calm else None
+        self.passing = passing
 
     def _tell(self) -> None:
         """Outside the lock: tell what there is to tell, unless another thread is at it."""
-        with self._lock:
+        if not self._pending:
+            return
+        with self:
             if self._telling:
                 return
             self._telling = True
@@ -344,7 +369,7 @@ class LocalCircuit:
             raise
 
     def _next(self) -> tuple[Change, Call | None, BaseException | None] | None:
-        with self._lock:
+        with self:
             if self._pending:
                 return self._pending.popleft()
             self._telling = False  # while holding the lock: whoever adds another one now has to tell it
@@ -368,34 +393,3 @@ class LocalCircuit:
             bus.emit(_EVENTS[change.state], call, self._policy, **fields)
         if before != after and self._breaker is not None:
             self._breaker.tell_change(after)
-
-
-def _why(refusal: Refusal) -> str:
-    return "trials out" if refusal.state == HALF_OPEN else refusal.state
-
-
-def _message(name: str, refusal: Refusal, cause: BaseException | None) -> str:
-    age = format_duration(refusal.age / _NS)
-    if refusal.state == ISOLATED:
-        return f"circuit {name!r} has been isolated by hand for {age}; reset() lets calls through again"
-    seen = _seen(refusal.opening)
-    last = "" if cause is None else f", the last with {type(cause).__qualname__}"
-    if refusal.state == HALF_OPEN:
-        return (
-            f"circuit {name!r} has been half-open for {age} and all its {refusal.trials} trial calls are out, "
-            f"after {seen}{last}; try again when they have ended, or do without"
-        )
-    wait = format_duration((refusal.retry_ns or 0) / _NS)
-    return f"circuit {name!r} has been open for {age} after {seen}{last}; try again in {wait}, or do without"
-
-
-def _seen(opening: Change) -> str:
-    """What opened the circuit, in words."""
-    words: dict[str, Callable[[], str]] = {
-        "failures": lambda: f"{opening.failures} failures in a row",
-        "failure_rate": lambda: f"{opening.failures} failures, {opening.failure_rate or 0:.2g} of the calls",
-        "slow_rate": lambda: f"{opening.slow_rate or 0:.2g} of the calls were slow",
-        "trial failed": lambda: "a failed trial call",
-        "trial slow": lambda: "a slow trial call",
-    }
-    return words[opening.reason]() if opening.reason in words else "it was opened by hand"

@@ -9,7 +9,7 @@ from typing import Any
 from guarded._core.breaker import defaults_of, owner_of
 from guarded._core.durations import parse_duration, parse_duration_ns
 from guarded.policies import _matching
-from guarded.policies._circuit_core import Rules
+from guarded.policies._circuit_terms import Rules
 from guarded.policies._circuit_windows import MAX_CALLS
 from guarded.policies._matching import Matches
 

@@ -16,12 +16,20 @@ MAX_CALLS: Final = 1_000_000
 """Longest count window; it takes one byte per call."""
 
 
+ALWAYS: Final = 2**63 - 1
+
+
 class Window(Protocol):
     """Totals over the results that are in the window."""
 
     calls: int
     failed: int
     slow: int
+
+    @property
+    def steady_until(self) -> int:
+        """Until when nothing leaves it by age, so that a success cannot raise the share of failures."""
+        ...
 
     def add(self, now: int, failed: bool, slow: bool) -> None:
         """Put the result of one call into the window."""
@@ -53,6 +61,11 @@ class CallWindow:
         self.slow += slow
         self._at = (at + 1) % len(ring)
 
+    @property
+    def steady_until(self) -> int:
+        """A success takes the place of an older result; it raises the share of failures at no time."""
+        return ALWAYS
+
     def move(self, now: int) -> None:
         """Nothing ages in a window of calls."""
 
@@ -82,6 +95,11 @@ class TimeWindow:
         if slow:
             bucket[3] += 1
             self.slow += 1
+
+    @property
+    def steady_until(self) -> int:
+        """The end of the newest bucket."""
+        return self._to
 
     def _turn(self, now: int) -> None:
         """Make the bucket of `now` the newest."""

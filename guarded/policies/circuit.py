@@ -22,9 +22,9 @@ from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, Sync
 from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded, GuardedError
 from guarded.policies import _matching
-from guarded.policies._circuit_core import DISABLED, FAILURE, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
 from guarded.policies._circuit_local import CircuitSnapshot, LocalCircuit
 from guarded.policies._circuit_options import CircuitOptions
+from guarded.policies._circuit_terms import DISABLED, FAILURE, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
 from guarded.policies._matching import Matches
 
 if TYPE_CHECKING:

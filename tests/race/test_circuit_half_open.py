@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
 import sys
 import threading
 import time as real_time
@@ -325,3 +327,43 @@ def test_ten_threads_run_side_by_side(options: dict[str, Any]) -> None:
     started = real_time.monotonic()
     together(lambda number: nap(0.1), 10)
     assert real_time.monotonic() - started < 0.5
+
+
+_FORK = """
+import os, threading
+from guarded import circuit
+from guarded.testing import virtual_time
+
+gateway = circuit("gateway", failures=1, reset_after=1)
+held, leave = threading.Event(), threading.Event()
+
+def hold():
+    with gateway.local:
+        held.set()
+        leave.wait(20)
+
+with virtual_time(auto=False) as moved:
+    try:
+        gateway.call(divmod, 1, 0)
+    except ZeroDivisionError:
+        moved.advance(1)
+    with gateway:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(20)
+        child = os.fork()
+        if not child:
+            os._exit(gateway.call(abs, -7) if gateway.snapshot().trials == 0 else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        leave.set()
+        thread.join()
+        assert gateway.snapshot().trials == 1
+assert code == 7, code
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_its_trial_places_and_its_lock() -> None:
+    """The trial that is out, and the thread that holds the lock, are in the parent."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()

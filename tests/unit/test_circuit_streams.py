@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from guarded import CircuitOpen, circuit
+from guarded import CircuitOpen, Deadlock, circuit, limit
 from guarded._core.virtual import VirtualTime
 from guarded.policies.circuit import Circuit
 from guarded.testing import virtual_time
@@ -131,3 +131,43 @@ def test_async_streams_likewise(time: VirtualTime) -> None:
             await read(0)
 
     asyncio.run(main())
+
+
+def test_a_predicate_that_raises_at_the_end_leaves_the_other_layers_alone() -> None:
+    """It comes out, chained, and the slot of the limit around is free again."""
+
+    def broken(error: Exception) -> bool:
+        raise ZeroDivisionError
+
+    slots = limit(1, max_queue=0)
+
+    @slots
+    @circuit("gateway", on=broken)
+    def items() -> Iterator[int]:
+        yield 1
+        raise ConnectionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError) as caught:
+            list(items())
+        assert isinstance(caught.value.__context__, ConnectionError)
+    assert slots.snapshot().held == 0
+
+
+def test_a_stream_finalized_in_the_middle_of_a_decision(time: VirtualTime) -> None:
+    """The garbage collector may close it in a thread that holds the lock: nothing hangs, and its place is free."""
+    gateway = circuit("gateway", failures=1, reset_after=1)
+    fail(runner(gateway))
+    time.advance(1)
+
+    @gateway
+    def items() -> Iterator[int]:
+        yield 1
+
+    stream: Any = items()
+    next(stream)
+    with gateway.local:
+        stream.close()
+        with pytest.raises(Deadlock):
+            next(items())
+    assert gateway.snapshot().trials == 0
