@@ -56,6 +56,10 @@ class Watcher:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def is_alive(self) -> bool:
+        """Whether it looks."""
+        return self._thread.is_alive()
+
     def nudge(self) -> None:
         """Reload now, in the watcher's thread; may be called from a signal handler."""
         self._wake.put(True)

@@ -11,7 +11,7 @@ import pytest
 
 import guarded
 from guarded import circuit, guard, limit, registry, retry
-from guarded.config import Loaded
+from guarded.config import Loaded, loader
 from guarded.errors import ConfigError, PolicyConflict, PolicyNotFound
 from guarded.testing import capture
 
@@ -389,3 +389,57 @@ def test_interpolated_values_are_never_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert len(lines) == 2
     assert "hunter2" not in "\n".join(lines)
     assert lines[1].startswith("<text>:2:30: policies.p.retry.base: ${PASSWORD}: ")
+
+
+def test_code_that_the_file_makes_wrong() -> None:
+    """Options that are right apart and wrong together are told where the code says its part, with the file's line."""
+    guarded.load("policies: {r: {retry: {max_delay: 1s}}}\n")
+    with pytest.raises(ConfigError, match=r"<text>:1:\d+: policies\.r\.retry: base=2\.0: must not be above max_delay"):
+        retry(base="2s", name="r")
+
+
+def test_a_stack_of_code_that_comes_after_the_file() -> None:
+    """The file's stack stands."""
+    guarded.load("policies: {p: {limit: 2, deadline: 1s}}\n")
+    stack = guard(retry(retries=1), name="p")
+    assert stack is registry["p"]
+    assert [layer.kind for layer in stack.expand()] == ["deadline", "limit"]
+
+
+def test_watching_again_and_closing_twice(tmp_path: Path) -> None:
+    """A second watch replaces the first; a load that succeeds another ends its watch."""
+    file = tmp_path / "g.yaml"
+    file.write_text("policies: {p: {limit: 2}}\n")
+    first = guarded.load(file, watch=60)
+    watcher = first.watcher
+    assert watcher is not None
+    assert first.watch("60s") is not watcher
+    assert not watcher.is_alive()
+    with guarded.load(file, watch=True) as second:
+        assert first.watcher is not None
+        assert not first.watcher.is_alive()
+        assert second.watcher is not None
+        assert second.watcher.is_alive()
+        assert repr(second) == f"<config {file}: 1 policies, 0 functions bound>"
+    second.close()
+    assert "p" not in registry
+
+
+def test_an_older_reading_does_not_replace_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reloads at once: what was read first and judged last is dropped."""
+    file = tmp_path / "g.yaml"
+    file.write_text("policies: {p: {limit: 2}}\n")
+    config = guarded.load(file)
+    judge = loader.judge
+
+    def slow(*arguments: Any) -> Any:
+        found = judge(*arguments)
+        monkeypatch.setattr(loader, "judge", judge)
+        file.write_text("policies: {p: {limit: 4}}\n")
+        registry.reload()
+        return found
+
+    file.write_text("policies: {p: {limit: 3}}\n")
+    monkeypatch.setattr(loader, "judge", slow)
+    config.reload()
+    assert registry["p"].options.max_concurrent == 4

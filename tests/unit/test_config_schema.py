@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,22 @@ from guarded.config.kinds import LAYERS, kind
 EXAMPLE = Path(__file__).parents[2] / "examples" / "yaml_config" / "guarded.yaml"
 
 
+@functools.cache
+def validator() -> jsonschema.Draft202012Validator:
+    """The public validator, which has judged the schema itself too."""
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
 def errors(text: str) -> list[str]:
     """What the validator says of a text, as an editor would read it: without interpolation."""
-    jsonschema.Draft202012Validator.check_schema(json_schema())
     problems: list[Any] = []
     # An editor sees ${VAR} as it stands: resolve it to itself.
     root = compose(text.replace("${", "$${"), "f.yaml", {}, problems)
     assert problems == []
     assert root is not None
-    validator = jsonschema.Draft202012Validator(json_schema())
-    return [error.message for error in validator.iter_errors(plain(root))]
+    return [error.message for error in validator().iter_errors(plain(root))]
 
 
 def test_the_example_is_valid() -> None:

@@ -1,0 +1,64 @@
+"""The stores section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import guarded
+from guarded import registry
+from guarded.config import Loaded, problems_of
+
+
+@pytest.fixture(autouse=True)
+def _take_out() -> Iterator[None]:
+    """No config outlives its test."""
+    yield
+    if isinstance(registry.config, Loaded):
+        registry.config.close()
+
+
+@pytest.mark.parametrize(
+    ("store", "line"),
+    [
+        ("sharde", "<text>:2:41: policies.p.rate.store: there is no store 'sharde' (did you mean 'shared'?)"),
+        (
+            "x",
+            "<text>:2:41: policies.p.rate.store: there is no store 'x' "
+            "(name one under stores, or give an address such as redis://host:6379/0)",
+        ),
+        (
+            "rediss+x://h",
+            "<text>:2:41: policies.p.rate.store: there is no store of the kind 'rediss+x' (did you mean 'rediss'?)",
+        ),
+    ],
+)
+def test_stores_that_are_not_there(store: str, line: str) -> None:
+    """Names and addresses of no known kind."""
+    text = f"stores: {{shared: {{url: 'memory://'}}}}\npolicies: {{p: {{rate: {{spec: 5/s, store: '{store}'}}}}}}\n"
+    assert [str(problem) for problem in problems_of(text)] == [line]
+
+
+def test_a_bad_address_is_told_once_and_not_shown() -> None:
+    """At the store, not at every policy that uses it; the address may hold a password."""
+    uses = "{rate: {spec: 5/s, store: s}}"
+    text = f"stores: {{s: {{url: ':hunter2@host'}}}}\npolicies: {{p: {uses}, q: {uses}}}\n"
+    assert [str(problem) for problem in problems_of(text)] == [
+        "<text>:1:19: stores.s.url: is no address (for example redis://host:6379/0 or memory://)"
+    ]
+
+
+def test_memory_is_the_state_of_the_process() -> None:
+    """By name and by address."""
+    guarded.load("""
+stores: {s: {url: "memory://"}}
+policies: {p: {rate: {spec: 5/s, store: s}}, q: {rate: {spec: 5/s, store: "memory://"}}}
+""")
+    assert registry["p"].options.store is registry["q"].options.store is None
+
+
+def test_what_is_not_available_is_warned_of() -> None:
+    """The state stays in the process, and whoever loads is told where to say so."""
+    with pytest.warns(guarded.GuardWarning, match=r"<text>:1:41: policies\.p\.rate\.store: redis stores are not"):
+        guarded.load("policies: {p: {rate: {spec: 5/s, store: 'redis://:hunter2@h'}}}\n")
