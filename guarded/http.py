@@ -29,6 +29,7 @@ from guarded.errors import (
 
 __all__ = [
     "TRANSIENT_STATUSES",
+    "FailedResponse",
     "headers_for",
     "parse_retry_after",
     "retry_after_of",
@@ -58,6 +59,20 @@ _ERRNO_NAMES = (
 _ERRNOS = frozenset(getattr(errno, name) for name in _ERRNO_NAMES if hasattr(errno, name))  # not on every platform
 
 
+class FailedResponse(Exception):
+    """A response whose status counts as a failure, while the layers around a guarded HTTP client judge it.
+
+    Callers of the client never see it: they get the response itself.
+
+    Args:
+        response: of whatever client library; its status and Retry-After are found by their usual attributes.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"HTTP status {status_of(response)}")
+        self.response = response
+
+
 def transient(error: BaseException) -> bool:
     """Whether a failed call is worth repeating: the default of ``retry(on=…)``.
 
@@ -73,6 +88,8 @@ def transient(error: BaseException) -> bool:
     for _ in range(_DEEPEST):
         if not isinstance(current, Exception):
             return False
+        if isinstance(current, FailedResponse):
+            return True  # the client was told which statuses pass
         verdict = _own(current) if isinstance(current, GuardedError) else _foreign(current)
         if verdict is not None:
             return verdict

@@ -1,0 +1,134 @@
+"""What the transports for httpx and httpx2 share: the two libraries differ in their name only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+from typing import Any
+
+from guarded._core.policy import Policy
+from guarded.http import TRANSIENT_STATUSES
+from guarded.integrations._outbound import TIMEOUT_HEADER, AsyncExchange, Exchange, Outbound, SyncExchange
+
+
+class _HttpxExchange(Exchange[Any]):
+    """One request of either library; each attempt sends a copy of it, since two may be on their way at once."""
+
+    def __init__(self, library: Any, transport: Any, request: Any) -> None:
+        super().__init__(request.method, str(request.url))
+        self._library = library
+        self._transport = transport
+        self._request = request
+
+    def header(self, name: str) -> str | None:
+        found: str | None = self._request.headers.get(name)
+        return found
+
+    def add_header(self, name: str, value: str) -> None:
+        self._request.headers[name] = value
+
+    def content(self) -> bytes | None:
+        stream = self._request.stream
+        return b"".join(stream) if isinstance(stream, self._library.ByteStream) else None
+
+    def status_of(self, response: Any) -> int:
+        return int(response.status_code)
+
+    def size_of(self, response: Any) -> str | None:
+        found: str | None = response.headers.get("Content-Length")
+        return found
+
+    def is_timeout(self, error: Exception) -> bool:
+        return isinstance(error, self._library.TimeoutException)
+
+    def copy(self, seconds: float) -> Any:
+        """The request of one attempt."""
+        request = self._request
+        extensions = dict(request.extensions)
+        if seconds < inf:
+            given = extensions.get("timeout") or {}
+            extensions["timeout"] = {
+                name: seconds if given.get(name) is None else min(seconds, given[name])
+                for name in ("connect", "read", "write", "pool")
+            }
+        headers = request.headers.copy()
+        headers.update(self.extra)
+        return self._library.Request(
+            request.method, request.url, headers=headers, stream=request.stream, extensions=extensions
+        )
+
+
+class _Sync(_HttpxExchange, SyncExchange[Any]):
+    def transmit(self, seconds: float) -> Any:
+        return self._transport.handle_request(self.copy(seconds))
+
+    def read(self, response: Any) -> None:
+        raw = b"".join(response.stream)  # as sent: the client decodes
+        response.stream.close()
+        response.stream = self._library.ByteStream(raw)
+
+    def close(self, response: Any) -> None:
+        response.stream.close()
+
+
+class _Async(_HttpxExchange, AsyncExchange[Any]):
+    async def transmit(self, seconds: float) -> Any:
+        return await self._transport.handle_async_request(self.copy(seconds))
+
+    async def read(self, response: Any) -> None:
+        raw = b"".join([chunk async for chunk in response.stream])
+        await response.stream.aclose()
+        response.stream = self._library.ByteStream(raw)
+
+    async def close(self, response: Any) -> None:
+        await response.stream.aclose()
+
+
+class Transport:
+    """A transport around another one; see the classes made of it for the options."""
+
+    library: Any
+
+    def __init__(
+        self,
+        guards: Policy[Any] | str,
+        *,
+        transport: Any = None,
+        statuses: Collection[int] = TRANSIENT_STATUSES,
+        idempotency_key: bool = False,
+        timeout_header: str | None = TIMEOUT_HEADER,
+    ) -> None:
+        self.outbound = Outbound(
+            guards, statuses=statuses, idempotency_key=idempotency_key, timeout_header=timeout_header
+        )
+        self._sync = transport if hasattr(transport, "handle_request") else None
+        self._async = transport if hasattr(transport, "handle_async_request") else None
+        self._given = transport is not None
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request of a ``Client`` under the guards of its host."""
+        if self._sync is None:
+            self._refuse_other("handle_request")
+            self._sync = self.library.HTTPTransport()
+        return self.outbound.send(_Sync(self.library, self._sync, request))
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request of an ``AsyncClient`` under the guards of its host."""
+        if self._async is None:
+            self._refuse_other("handle_async_request")
+            self._async = self.library.AsyncHTTPTransport()
+        return await self.outbound.send_async(_Async(self.library, self._async, request))
+
+    def _refuse_other(self, needed: str) -> None:
+        if self._given:
+            raise TypeError(f"the transport given to {type(self).__name__} has no {needed}")
+
+    def close(self) -> None:
+        """Close the transport below."""
+        if self._sync is not None:
+            self._sync.close()
+
+    async def aclose(self) -> None:
+        """Close the transport below."""
+        if self._async is not None:
+            await self._async.aclose()

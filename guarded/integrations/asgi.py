@@ -1,0 +1,243 @@
+"""Guards in front of an ASGI application: FastAPI, Starlette, Quart, Litestar, Django and others.
+
+A client that goes away cancels the work for its request, unless that has an ``Idempotency-Key``: then the work goes
+on to its end, and the client finds the response when it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from guarded.cancel import CancelToken
+from guarded.errors import Cancelled, GuardedError
+from guarded.integrations import _clients
+from guarded.integrations._clients import client_key
+from guarded.integrations._inbound import Inbound, Incoming
+from guarded.integrations._problems import Problem, make_problem, problem_for
+from guarded.integrations._replay import MAX_BODY, Replays, Response
+
+__all__ = ["GuardedMiddleware", "client_key"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+# Loose, since every framework has types of its own for these.
+Receive: TypeAlias = Callable[..., Awaitable[Any]]
+Send: TypeAlias = Callable[..., Awaitable[None]]
+App: TypeAlias = Callable[..., Awaitable[None]]
+
+
+class GuardedMiddleware:
+    """Puts guards in front of an ASGI application; other things than HTTP requests pass.
+
+    Args:
+        app: the application.
+        options: see `guarded.integrations._inbound.Inbound`: guards, trusted_proxies, timeout_header, max_timeout,
+            idempotency, principal, overload.
+    """
+
+    def __init__(self, app: App, **options: Any) -> None:
+        self.app = app
+        self.rules = Inbound(**options)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Called by the server."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = _read(self.rules, scope)
+        answer = _Answer(send)
+        handling = _clients.running.set(self.rules.handling(request))
+        try:
+            await self._handle(request, scope, receive, answer)
+        except GuardedError as error:
+            problem = problem_for(error)
+            if problem is None or answer.started:
+                raise
+            await _send_problem(problem, send)
+        finally:
+            _clients.running.reset(handling)
+
+    async def _handle(self, request: Incoming, scope: Any, receive: Receive, answer: _Answer) -> None:
+        replays = self.rules.replays
+        key = None if replays is None else replays.key_of(request)
+        if isinstance(key, Problem):
+            await _send_problem(key, answer.forward)
+        elif replays is None or key is None:
+            await self._serve(request, scope, receive, answer)
+        else:
+            await self._replay(replays, key, request, scope, receive, answer)
+
+    async def _serve(self, request: Incoming, scope: Any, receive: Receive, answer: _Answer) -> None:
+        token = CancelToken()
+        client = _Client(receive, token)
+        request.run = partial(self.app, scope, client.receive, answer.send)
+        if not _has_body(request):
+            client.watch()
+        try:
+            with token:
+                await self.rules.serve_async(request)
+        except Cancelled:
+            if not client.gone:
+                raise
+        finally:
+            await client.close()
+
+    async def _replay(
+        self, replays: Replays, key: str, request: Incoming, scope: Any, receive: Receive, answer: _Answer
+    ) -> None:
+        body = await _read_body(request, receive)
+        if body is None:
+            return
+        if isinstance(body, Problem):
+            await _send_problem(body, answer.forward)
+            return
+        own = False
+
+        async def run() -> Response:
+            nonlocal own
+            own = True
+            capture = _Capture()
+            request.run = partial(self.app, scope, _given(body), capture.send)
+            await self.rules.serve_async(request)
+            return capture.response()
+
+        response = await replays.execute_async(replays.bind(request, key, body, run))
+        await _send_response(response.status, response.to_send(replayed=not own), response.body, answer.forward)
+
+
+class _Answer:
+    """What goes out, and whether it has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self.forward = send
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """Given to the application."""
+        if message["type"] == "http.response.start":
+            self.started = True
+        await self.forward(message)
+
+
+class _Client:
+    """The other end: once its request is all here, nothing can come from it but its leaving."""
+
+    def __init__(self, receive: Receive, token: CancelToken) -> None:
+        self._receive = receive
+        self._token = token
+        self._watching: asyncio.Task[Message] | None = None
+        self._first: asyncio.Future[Message] | None = None
+        self.gone = False
+
+    def watch(self) -> None:
+        """There is no body: read the empty first message for the application, and go on to watch."""
+        self._first = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.ensure_future(self._look(self._first))
+
+    async def receive(self) -> Message:
+        """Given to the application."""
+        if self._first is not None:
+            first = await asyncio.shield(self._first)
+            self._first = None
+            return first
+        if self._watching is not None:
+            return await asyncio.shield(self._watching)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._watching = asyncio.ensure_future(self._look(None))
+        return message  # type: ignore[no-any-return]
+
+    async def _look(self, first: asyncio.Future[Message] | None) -> Message:
+        while True:
+            message = await self._receive()
+            if first is not None and not first.done():
+                first.set_result(message)
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                self._token.cancel("the client has gone away")
+                return message  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """The response is out: stop watching."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+
+
+class _Capture:
+    """Collects a response instead of sending it."""
+
+    def __init__(self) -> None:
+        self._start: Message | None = None
+        self._chunks: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """Given to the application."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body":
+            self._chunks.append(bytes(message.get("body", b"")))
+
+    def response(self) -> Response:
+        """What the application has answered."""
+        if self._start is None:
+            raise RuntimeError("the application has returned without a response")
+        headers = self._start.get("headers", ())
+        return Response(
+            self._start["status"],
+            tuple((bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in headers),
+            b"".join(self._chunks),
+        )
+
+
+def _read(rules: Inbound, scope: Any) -> Incoming:
+    path = scope.get("raw_path") or scope["path"].encode()
+    query = scope.get("query_string", b"")
+    target = (path + b"?" + query if query else path).decode("latin-1")
+    headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    client = scope.get("client")
+    return Incoming(rules, scope["method"], target, client[0] if client else None, headers)
+
+
+def _has_body(request: Incoming) -> bool:
+    return request.header("Transfer-Encoding") is not None or request.header("Content-Length") not in (None, "0")
+
+
+async def _read_body(request: Incoming, receive: Receive) -> bytes | Problem | None:
+    """The whole body, a refusal when it is too long, or None when the client is gone."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > MAX_BODY:
+            return make_problem(413, "too_large", f"A request with an Idempotency-Key may have up to {MAX_BODY} bytes.")
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _given(body: bytes) -> Receive:
+    """Gives the application a body that has been read; the client is taken to stay."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    return receive
+
+
+async def _send_problem(problem: Problem, send: Send) -> None:
+    await _send_response(problem.status, problem.headers, problem.body, send)
+
+
+async def _send_response(status: int, headers: tuple[tuple[str, str], ...], body: bytes, send: Send) -> None:
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

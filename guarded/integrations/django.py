@@ -1,0 +1,56 @@
+"""Guards in front of a Django application, WSGI or ASGI.
+
+In ``wsgi.py`` or ``asgi.py``: ``application = install(get_wsgi_application())``; and in the settings, so that
+rejections in views become responses, ``MIDDLEWARE = ["guarded.integrations.django.RejectionMiddleware", …]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest, HttpResponse
+
+from guarded.errors import GuardedError
+from guarded.integrations import asgi, wsgi
+from guarded.integrations._clients import client_key
+from guarded.integrations._problems import problem_for
+
+__all__ = ["RejectionMiddleware", "client_key", "install", "problem_response"]
+
+
+def install(application: Any, **options: Any) -> Any:
+    """`application` with the guards in front of it. Options as for the ASGI and WSGI middleware."""
+    if isinstance(application, ASGIHandler):
+        return asgi.GuardedMiddleware(application, **options)
+    return wsgi.GuardedMiddleware(application, **options)
+
+
+class RejectionMiddleware:
+    """Lets rejections in views become responses; Django answers 500 before an outer middleware could see them."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        """Called by Django."""
+        return self._get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Called by Django with what a view raised."""
+        return problem_response(error) if isinstance(error, GuardedError) else None
+
+
+def problem_response(error: GuardedError) -> HttpResponse | None:
+    """The response for an error of guarded that is caught by hand; None for a fault of the program."""
+    problem = problem_for(error)
+    if problem is None:
+        return None
+    return HttpResponse(problem.body, status=problem.status, headers=dict(problem.headers))

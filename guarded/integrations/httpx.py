@@ -1,0 +1,33 @@
+"""Guards for httpx: one transport, for ``httpx.Client`` and ``httpx.AsyncClient``."""
+
+from __future__ import annotations
+
+import httpx
+
+from guarded.integrations._httpx import Transport
+
+__all__ = ["GuardedTransport"]
+
+
+class GuardedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Sends each request under the guards of its host.
+
+    The guards last until the headers of the response are there; reading its body is bounded by the client's own
+    time-outs. The client gets the last response itself, whatever its status, when retries do not help.
+
+    Args:
+        guards: the name of a stack or policy, or one itself; each host gets guards of its own from it.
+        transport: what sends; default ``httpx.HTTPTransport()`` or ``httpx.AsyncHTTPTransport()``, so options such
+            as ``verify`` have to be given there and not to the client.
+        statuses: which count as failures. Default 408, 429, 500, 502, 503 and 504.
+        idempotency_key: add an ``Idempotency-Key`` to requests that could not be repeated without. Default False.
+        timeout_header: which header tells the server the seconds that are left. Default ``X-Request-Timeout``.
+
+    Example:
+        >>> from guarded import circuit, guard, retry
+        >>> transport = GuardedTransport(guard(retry(retries=3), circuit("api")), idempotency_key=True)
+        >>> client = httpx.Client(transport=transport)
+        >>> client.close()
+    """
+
+    library = httpx

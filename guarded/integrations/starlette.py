@@ -1,0 +1,26 @@
+"""Guards in front of a Starlette application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.responses import Response
+
+from guarded.errors import GuardedError
+from guarded.integrations._clients import client_key
+from guarded.integrations._problems import problem_for
+from guarded.integrations.asgi import GuardedMiddleware
+
+__all__ = ["client_key", "install", "problem_response"]
+
+
+def install(app: Starlette, **options: Any) -> None:
+    """Put the guards in front of `app`; call it after adding other middleware. Options as for the ASGI middleware."""
+    app.add_middleware(GuardedMiddleware, **options)  # type: ignore[arg-type]  # mypy: `app` might be among them
+
+
+def problem_response(error: GuardedError) -> Response | None:
+    """The response for an error of guarded that is caught by hand; None for a fault of the program."""
+    problem = problem_for(error)
+    return None if problem is None else Response(problem.body, problem.status, dict(problem.headers))
