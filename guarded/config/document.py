@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from guarded.events.redact import scrub
+
 PlaceKind = Literal["call site", "environment", "file", "mapping", "code", "default"]
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -132,14 +134,14 @@ def masked(message: str, node: Node) -> str:
 
 
 def brief(value: object) -> str:
-    """A value as messages show it; nothing long."""
+    """A value as messages show it; nothing long, and no credentials of an address."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = repr(value)
+    text = scrub(repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

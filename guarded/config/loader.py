@@ -65,11 +65,13 @@ class Loaded:
         return ", ".join(self._plan.names) if self._plan is not None else ""
 
     def reload(self) -> Diff:
-        """Read the sources again and swap in what they say.
+        """Read the sources again and swap in what they say; does nothing once another config has taken the place.
 
         Raises:
             ConfigError: every problem at once; what was in force stays, and ``config.reload_failed`` has told it.
         """
+        if self._registry.config is not self:
+            return Diff()
         try:
             return self.apply()
         except ConfigError as error:
@@ -105,7 +107,7 @@ class Loaded:
         with other._lock:
             self._plan, self._force, self._targets = other._plan, other._force, other._targets
             self.apply()
-            other._plan = None
+            other._plan, other._force, other._targets = None, Force(self._registry), Targets(self._registry)
         if other.watcher is not None:
             other.watcher.close()
 

@@ -16,6 +16,7 @@ from guarded.config.kinds import LAYERS, kind
 from guarded.config.merge import Templates, merge, prune
 from guarded.config.references import nearest
 from guarded.config.sources import Source, read_source
+from guarded.events.redact import scrub
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Plan:
 
     def note(self, path: Path, message: str, place: Place, hint: str | None = None) -> None:
         """Add a problem."""
-        self.problems.append(Problem(dotted(path), message, place, hint))
+        self.problems.append(Problem(dotted(path), scrub(message), place, hint))
 
 
 def make_plan(

@@ -40,7 +40,8 @@ class Stores:
             url = given
         else:
             hint = nearest(given, self._urls) or "name one under stores, or give an address such as redis://host:6379/0"
-            self._plan.note(path, f"there is no store {given!r}", node.place, hint)
+            what = "this store" if "@" in given else f"store {given!r}"  # it may hold a password
+            self._plan.note(path, f"there is no {what}", node.place, hint)
             return False
         scheme = url.partition(":")[0].lower()
         if scheme != "memory":

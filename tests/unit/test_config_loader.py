@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -443,3 +444,14 @@ def test_an_older_reading_does_not_replace_a_newer_one(tmp_path: Path, monkeypat
     monkeypatch.setattr(loader, "judge", slow)
     config.reload()
     assert registry["p"].options.max_concurrent == 4
+
+
+def test_a_config_that_was_replaced_is_inert(tmp_path: Path) -> None:
+    """Neither its reload nor its end touches the one that took its place."""
+    file = tmp_path / "g.yaml"
+    file.write_text("policies: {p: {limit: 2}}\n")
+    with guarded.load(file) as first:
+        guarded.load("policies: {p: {limit: 5}, q: {retry: 1}}\ntargets: {'textwrap:dedent': q}\n")
+        assert not first.reload()
+    assert registry["p"].options.max_concurrent == 5
+    assert textwrap.dedent.layers  # type: ignore[attr-defined]

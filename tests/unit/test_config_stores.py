@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import guarded
 from guarded import registry
+from guarded.cli.commands import app
 from guarded.config import Loaded, problems_of
 
 
@@ -62,3 +65,17 @@ def test_what_is_not_available_is_warned_of() -> None:
     """The state stays in the process, and whoever loads is told where to say so."""
     with pytest.warns(guarded.GuardWarning, match=r"<text>:1:41: policies\.p\.rate\.store: redis stores are not"):
         guarded.load("policies: {p: {rate: {spec: 5/s, store: 'redis://:hunter2@h'}}}\n")
+
+
+def test_no_message_shows_a_password(tmp_path: Path) -> None:
+    """Not a problem, not a warning, not a diff, not a table."""
+    file = tmp_path / "g.yaml"
+    file.write_text("policies: {p: {rate: {spec: 5/s, store: 'redis://:hunter2@h'}}}\n")
+    with pytest.warns(guarded.GuardWarning) as warnings:
+        config = guarded.load(file)
+    shown = CliRunner().invoke(app, ["show", str(file)]).output
+    assert "rate" in shown
+    wrong = "policies: {p: {rate: {spec: 5/s, store: ':hunter2@h', cost: 'redis://:hunter2@h'}, retry: 'redis://:hunter2@h'}}\n"
+    texts = [str(warnings[0].message), str(config.diff), config.diff.as_json(), shown, *map(str, problems_of(wrong))]
+    assert len(texts) >= 6
+    assert "hunter2" not in "\n".join(texts)
