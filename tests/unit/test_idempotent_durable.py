@@ -1,0 +1,418 @@
+"""idempotent over a durable store: leases, take-over, failing stores, and what is kept as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import guarded
+from guarded import Abandoned, InProgress, KeyMismatch, StoreError, idempotent
+from guarded._core import clock
+from guarded.policies import _records
+from guarded.policies._records import Record
+from guarded.stores.contract import Claim, IdempotentStore, InThreads, Reply
+from guarded.stores.memory import MemoryStore
+from guarded.testing import capture, virtual_time
+
+KEY = "k"
+
+
+class DurableStore(InThreads):
+    """What another process would share: bytes, leases, and a switch that cuts it off."""
+
+    name = "fake"
+    durable = True
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record[bytes]] = {}
+        self.broken: set[str] = set()
+        self.calls: list[str] = []
+        self._lock = threading.Lock()
+
+    def _step(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise ConnectionError("secret-address refused")
+
+    def begin(self, key: str, claim: Claim) -> Reply[bytes]:
+        self._step("begin")
+        with self._lock:
+            reply, record = _records.begin(self.records.get(key), claim, clock.monotonic())
+            if record is not None:
+                self.records[key] = record
+        return reply
+
+    def complete(self, key: str, claim: Claim, payload: bytes) -> bool:
+        self._step("complete")
+        assert type(payload) is bytes
+        with self._lock:
+            record = _records.complete(self.records.get(key), claim, payload, clock.monotonic())
+            if record is not None:
+                self.records[key] = record
+        return record is not None
+
+    def renew(self, key: str, claim: Claim) -> bool:
+        self._step("renew")
+        with self._lock:
+            record = _records.renew(self.records.get(key), claim, clock.monotonic())
+            if record is not None:
+                self.records[key] = record
+        return record is not None
+
+    def release(self, key: str, claim: Claim) -> bool:
+        self._step("release")
+        with self._lock:
+            if not _records.may_release(self.records.get(key), claim, clock.monotonic()):
+                return False
+            del self.records[key]
+        return True
+
+    def seize(self, lease: float = 30, fingerprint: str | None = None) -> Claim:
+        """Have another process run the only key there is."""
+        (key,) = self.records
+        claim = Claim("other process", fingerprint, lease, 3600.0)
+        del self.records[key]
+        self.begin(key, claim)
+        return claim
+
+
+@dataclass
+class Receipt:
+    """A result."""
+
+    order: str
+    amount: int
+
+
+class Socket:
+    """What no store can keep."""
+
+
+def charge_on(store: DurableStore, **options: Any) -> tuple[Callable[[str], Receipt], list[str]]:
+    """A sync guarded function and its runs."""
+    runs: list[str] = []
+
+    @idempotent("order", store=store, **options)
+    def charge(order: str) -> Receipt:
+        runs.append(order)
+        return Receipt(order, len(runs))
+
+    return charge, runs
+
+
+def both_ways(
+    store: DurableStore, body: Callable[[], Any], **options: Any
+) -> Iterator[tuple[Callable[[], Any], list[int]]]:
+    """The same function as sync and as async, each called by a plain thunk, with its runs."""
+    sync_runs: list[int] = []
+
+    @idempotent("order", store=store, **options)
+    def sync_work(order: str) -> Any:
+        sync_runs.append(1)
+        return body()
+
+    yield lambda: sync_work(KEY), sync_runs
+    store.records.clear()
+    async_runs: list[int] = []
+
+    @idempotent("order", store=store, **options)
+    async def async_work(order: str) -> Any:
+        async_runs.append(1)
+        return body()
+
+    yield lambda: asyncio.run(async_work(KEY)), async_runs  # type: ignore[arg-type]
+
+
+def test_stores_meet_the_contract() -> None:
+    """Both are stores for type checkers and for the option's check."""
+    assert isinstance(MemoryStore(), IdempotentStore)
+    assert isinstance(DurableStore(), IdempotentStore)
+
+
+def test_replays_from_bytes_in_another_process() -> None:
+    """A policy that knows nothing but the store gives an equal result of the same type."""
+    store = DurableStore()
+    for call, runs in both_ways(store, lambda: (1, {"a": {2, 3}}, None)):
+        first = call()
+        assert call() == first == (1, {"a": {2, 3}}, None)
+        assert type(call()) is tuple
+        assert len(runs) == 1
+
+
+def test_stored_errors_come_back_equal() -> None:
+    """An exception of a type in store_errors is kept as bytes, one of another type is not kept."""
+
+    def body() -> Any:
+        raise errors[0]
+
+    errors: list[Exception] = [FileNotFoundError(2, "no such order", "o1.json")]
+    store = DurableStore()
+    for call, runs in both_ways(store, body, store_errors=OSError):
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError) as caught:
+                call()
+            assert (caught.value.errno, caught.value.filename) == (2, "o1.json")
+            assert str(caught.value) == str(errors[0])
+        assert len(runs) == 1
+    errors[0] = LookupError("x")
+    store.records.clear()
+    for call, runs in both_ways(store, body, store_errors=OSError):
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                call()
+        assert len(runs) == 2
+        assert store.records == {}
+
+
+def test_an_unencodable_return_type_is_refused_at_decoration() -> None:
+    """What the annotation gives away is refused before any effect; memory would take it."""
+
+    def connect(order: str) -> list[Socket | None]:
+        return []
+
+    with pytest.raises(TypeError, match="Socket, which the store cannot encode"):
+        idempotent("order", store=DurableStore())(connect)
+    idempotent("order")(connect)
+
+
+def test_an_unencodable_result_is_not_lost_and_not_run_again() -> None:
+    """The caller gets its object; the record says that there is no result to replay."""
+    store = DurableStore()
+    for call, runs in both_ways(store, threading.Lock):
+        with capture("ERROR") as events:
+            assert type(call()) is type(threading.Lock())
+        with pytest.raises(StoreError, match=r"_thread\.lock"):
+            call()
+        assert len(runs) == 1
+        assert [event.reason for event in events] == ["result not kept"]
+
+
+def test_a_store_that_cannot_be_asked_means_no_call() -> None:
+    """StoreError before the effect, without the client's message, and with the client's error as its cause."""
+    store = DurableStore()
+    for call, runs in both_ways(store, lambda: 1):
+        store.broken = {"begin"}
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        assert "secret" not in str(caught.value)
+        assert runs == []
+        store.broken = set()
+        assert call() == 1
+
+
+def test_a_store_that_misses_the_end_loses_nothing() -> None:
+    """The result is returned, replayed to this process meanwhile, and told to the store as soon as it listens."""
+    store = DurableStore()
+    with virtual_time(auto=False) as time:
+        for call, runs in both_ways(store, lambda: {"n": 1}, lease=3):
+            store.broken = {"complete", "renew"}
+            with capture("ERROR") as events:
+                assert call() == {"n": 1}
+            assert [event.reason for event in events] == ["result not stored yet"]
+            calls = len(store.calls)
+            assert call() == {"n": 1}
+            assert "begin" not in store.calls[calls:]
+            store.broken = set()
+            _advance_until(time, lambda: all(record.owner is None for record in store.records.values()))
+            assert call() == {"n": 1}
+            assert len(runs) == 1
+
+
+def _advance_until(time: Any, condition: Callable[[], bool], step: float = 1.0) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        time.advance(step)
+        threading.Event().wait(0.002)
+    raise AssertionError("never came true")
+
+
+def test_a_lease_is_renewed_as_long_as_the_body_runs() -> None:
+    """A body of ten leases keeps its key; another process is told that it runs."""
+    store = DurableStore()
+    replies = []
+
+    with virtual_time(auto=False) as time:
+
+        def body() -> str:
+            for _ in range(10):
+                (record,) = store.records.values()
+                _advance_until(time, lambda record=record: next(iter(store.records.values())).until > record.until)
+            (key,) = store.records
+            replies.append(store.begin(key, Claim("other", None, 3.0, 60.0)))
+            return "done"
+
+        for call, _ in both_ways(store, body, lease=3):
+            assert call() == "done"
+    assert [type(reply).__name__ for reply in replies] == ["Running", "Running"]
+
+
+def test_a_lost_lease_is_told_and_the_late_owner_overwrites_nothing() -> None:
+    """Another process took the key over meanwhile: our caller has its result, the record stays the other's."""
+    store = DurableStore()
+    for call, _ in both_ways(store, lambda: store.seize().owner):
+        with capture("WARNING") as events:
+            assert call() == "other process"
+        assert [(event.name, event.reason) for event in events] == [("idempotent.abandoned", "lease lost")]
+        assert [record.owner for record in store.records.values()] == ["other process"]
+        store.records.clear()
+
+
+def test_a_run_elsewhere_is_joined() -> None:
+    """The duplicate waits until the other process has finished, and replays its result."""
+    store = DurableStore()
+    charge, runs = charge_on(store)
+    charge(KEY)
+    (payload,) = [record.payload for record in store.records.values()]
+    claim = store.seize(lease=1e9)
+    (key,) = store.records
+    with virtual_time(auto=False) as time, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(charge, KEY)
+        _advance_until(time, lambda: store.calls.count("begin") > 5)
+        assert not waiting.done()
+        assert payload is not None
+        store.complete(key, claim, payload)
+        _advance_until(time, waiting.done)
+        assert waiting.result(10) == Receipt(KEY, 1)
+    assert runs == [KEY]
+
+
+def test_a_run_elsewhere_is_rejected_with_the_rest_of_its_lease() -> None:
+    """With on_duplicate="reject" the answer is InProgress."""
+    store = DurableStore()
+    for call, runs in both_ways(store, lambda: 1, on_duplicate="reject"):
+        call()
+        store.seize(lease=20)
+        with pytest.raises(InProgress) as caught:
+            call()
+        assert caught.value.retry_after == pytest.approx(20, abs=1)
+        assert len(runs) == 1
+
+
+def test_a_run_elsewhere_with_other_arguments_mismatches() -> None:
+    """Fingerprints are compared in the store too, running and finished."""
+    store = DurableStore()
+    for call, _ in both_ways(store, lambda: 1):
+        call()
+        store.seize(fingerprint="of other arguments")
+        with pytest.raises(KeyMismatch, match="running"):
+            call()
+
+
+@pytest.mark.parametrize("on_abandoned", ["rerun", "raise"])
+def test_a_run_that_died_elsewhere(on_abandoned: Any) -> None:
+    """Once its lease is over it is taken over by one, or reported, and an event tells of it."""
+    store = DurableStore()
+    with virtual_time() as time:
+        count = itertools.count(1)
+        for call, _ in both_ways(store, lambda: next(count), on_abandoned=on_abandoned):
+            first = call()
+            store.seize(lease=5)
+            time.advance(6)
+            with capture("WARNING") as events:
+                if on_abandoned == "rerun":
+                    assert call() == first + 1
+                else:
+                    with pytest.raises(Abandoned, match="died half way"):
+                        call()
+            assert [(event.name, event.mode) for event in events] == [("idempotent.abandoned", on_abandoned)]
+            store.records.clear()
+
+
+def test_a_join_elsewhere_takes_over_when_the_lease_ends() -> None:
+    """Waiting for a process that is dead ends with its lease, not later."""
+    store = DurableStore()
+    with virtual_time(auto=False) as time, ThreadPoolExecutor(1) as pool:
+        count = itertools.count(1)
+        for call, _ in both_ways(store, lambda: next(count)):
+            first = call()
+            store.seize(lease=5)
+            began = time.monotonic_ns()
+            waiting = pool.submit(call)
+            _advance_until(time, waiting.done, 0.25)
+            assert waiting.result(10) == first + 1
+            assert 5 <= (time.monotonic_ns() - began) / 1e9 < 8
+
+
+def test_cancelling_frees_the_key_in_the_store() -> None:
+    """A cancelled run, in any of its phases, leaves no record behind."""
+
+    async def main(turns: int) -> None:
+        store = DurableStore()
+
+        @idempotent("order", store=store)
+        async def work(order: str) -> None:
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(work(KEY))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns > 5:
+            while "begin" not in store.calls:
+                await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert store.records == {}
+
+    for turns in (0, 1, 2, 3, 4, 10):
+        asyncio.run(main(turns))
+
+
+def test_a_cancel_that_comes_after_the_effect_keeps_the_result() -> None:
+    """The body is done and the store is being told: the result is kept."""
+
+    async def main() -> None:
+        store = DurableStore()
+        task: asyncio.Task[Any]
+        runs = []
+
+        @idempotent("order", store=store)
+        async def work(order: str) -> str:
+            runs.append(order)
+            asyncio.get_running_loop().call_soon(lambda: task.cancel())
+            return "done"
+
+        task = asyncio.create_task(work(KEY))
+        await asyncio.gather(task, return_exceptions=True)
+        while any(record.owner is not None for record in store.records.values()):
+            await asyncio.sleep(0.001)
+        assert await work(KEY) == "done"
+        assert len(runs) == 1
+
+    asyncio.run(main())
+
+
+def test_damaged_payload_is_a_store_error() -> None:
+    """Bytes that say nothing are not taken for a result, and the function is not run again."""
+    store = DurableStore()
+    charge, runs = charge_on(store)
+    charge(KEY)
+    (key, record), *_ = store.records.items()
+    for payload in (b"", b"?", b"v", b'v{"~data":["os:environ",{}]}', b"\xff"):
+        store.records[key] = Record(None, record.fingerprint, record.since, record.until, record.expires, payload)
+        with pytest.raises(StoreError, match="cannot be read"):
+            charge(KEY)
+    assert runs == [KEY]
+
+
+def test_sync_wait_for_another_process_on_a_loop_thread_raises() -> None:
+    """Polling would freeze the loop."""
+    store = DurableStore()
+    charge, _ = charge_on(store)
+    charge(KEY)
+    store.seize()
+
+    async def main() -> None:
+        with pytest.raises(guarded.Deadlock):
+            charge(KEY)
+
+    asyncio.run(main())

@@ -1,0 +1,154 @@
+"""What is kept of results and errors, and which return types are refused beforehand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Annotated, Any, Literal, Protocol
+
+import pytest
+
+from guarded import RateExceeded
+from guarded.policies._results import Copies, return_problem, twin_of
+
+
+class Coded(Exception):
+    """Its constructor turns its argument into another one."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Failing(Exception):
+    """Its constructor works once."""
+
+    count = 0
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        Failing.count += 1
+        if Failing.count > 1:
+            raise LookupError("not again")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a", 1),
+        KeyError("k"),
+        OSError(2, "no such file", "name", None, "other"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        Coded(5),
+        Failing("x"),
+        RateExceeded("slow down", policy="api", retry_after=2.5),
+        ExceptionGroup("all", [ValueError(1), Coded(2)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_twin_is_equal_fresh_and_unraised(error: Exception) -> None:
+    """Type, text, args and attributes are the same; traceback and chain are not taken over."""
+    error.add_note("a note")
+    try:
+        raise error from LookupError("cause")
+    except Exception:
+        pass
+    twin = twin_of(error)
+    assert twin is not error
+    assert type(twin) is type(error)
+    assert (str(twin), twin.args) == (str(error), error.args)
+    assert twin.__dict__ == error.__dict__
+    assert twin.__notes__ is not error.__notes__
+    assert twin.__traceback__ is None
+    assert twin.__cause__ is None
+    assert getattr(twin, "filename", None) == getattr(error, "filename", None)
+
+
+def test_kept_errors_share_no_attributes_where_those_can_be_copied() -> None:
+    """A mutable attribute is each one's own; one that cannot be copied is shared rather than losing the error."""
+    keeper = Copies()
+    error = ValueError("x")
+    error.reasons = ["a"]  # type: ignore[attr-defined]
+    _, first = keeper.open(keeper.keep("error", error))
+    first.reasons.append("b")
+    assert error.reasons == ["a"]  # type: ignore[attr-defined]
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    _, second = keeper.open(keeper.keep("error", error))
+    assert second.lock is error.lock  # type: ignore[attr-defined]
+
+
+class Connection:
+    """No record."""
+
+
+class Readable(Protocol):
+    """Says nothing about what implements it."""
+
+    def name(self) -> str: ...
+
+
+@dataclass
+class Row:
+    """A record."""
+
+    name: str
+
+
+def returns(annotation: Any) -> Callable[[], Any]:
+    """A function annotated to return that."""
+
+    def function() -> Any: ...
+
+    function.__annotations__ = {"return": annotation}
+    return function
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Iterator[int],
+        Generator[int, None, None],
+        AsyncIterator[int],
+        Awaitable[int],
+        IO[str],
+        list[Iterator[int]],
+        Annotated[Iterator[int], "x"],
+    ],
+    ids=str,
+)
+def test_return_types_that_are_used_up_are_refused(annotation: Any) -> None:
+    """Even in memory."""
+    assert "used up" in (return_problem(returns(annotation), durable=False) or "")
+
+
+@pytest.mark.parametrize(
+    "annotation", [Connection, list[Connection], Connection | None, dict[str, tuple[Connection, ...]]], ids=str
+)
+def test_return_types_no_store_can_keep_are_refused_for_durable_ones(annotation: Any) -> None:
+    """Named, wherever they are in the annotation; memory takes them."""
+    assert "Connection" in (return_problem(returns(annotation), durable=True) or "")
+    assert return_problem(returns(annotation), durable=False) is None
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        None,
+        Any,
+        object,
+        int,
+        Row,
+        list[Row] | None,
+        Mapping[str, Sequence[int]],
+        Readable,
+        Literal["a", "b"],
+        Annotated[Row, "x"],
+        "Unknown",
+        type(None),
+    ],
+    ids=str,
+)
+def test_return_types_that_may_be_kept_pass(annotation: Any) -> None:
+    """Records, plain values, and what says too little to tell."""
+    assert return_problem(returns(annotation), durable=True) is None
