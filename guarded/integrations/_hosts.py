@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from guarded._core import clock
 from guarded._core.order import check_order
@@ -241,20 +240,20 @@ class Hosts:
         return tuple(parts_of(self.template))
 
 
-_by_name: WeakValueDictionary[str, Hosts] = WeakValueDictionary()
-_by_policy: WeakValueDictionary[int, Hosts] = WeakValueDictionary()
+_by_name: dict[str, Hosts] = {}
 _table_lock = threading.Lock()
 
 
 def hosts_of(template: Policy[Any] | str) -> Hosts:
-    """The lanes of a stack: the same for all who give the same name, or the same object."""
+    """The lanes of a stack: the same for all who give the same name, or the same object.
+
+    Those of a name last as long as the process, so that a client made for one request finds the state that the
+    one before it has left; those of an object as long as the object.
+    """
+    table: dict[str, Any] = _by_name if isinstance(template, str) else vars(template)
+    name = template if isinstance(template, str) else "_hosts"
     with _table_lock:
-        if isinstance(template, str):
-            found = _by_name.get(template)
-            if found is None:
-                found = _by_name[template] = Hosts(template)
-        else:
-            found = _by_policy.get(id(template))
-            if found is None:
-                found = _by_policy[id(template)] = Hosts(template)
+        found: Hosts | None = table.get(name)
+        if found is None:
+            found = table[name] = Hosts(template)
         return found
