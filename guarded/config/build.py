@@ -34,26 +34,27 @@ class Candidates:
     stores: Stores
     declared: dict[str, Any] = field(default_factory=dict)
 
-    def declared_since(self, registry: Registry) -> Iterator[Policy[Any]]:
+    def declared_since(self, owner: Registry) -> Iterator[Policy[Any]]:
         """Policies that code has declared while the plan was being made: they were made without its options."""
         for name, options in self.declared.items():
-            known = registry.get(name)
+            known = owner.get(name)
             if known is not None and known.declared is not options:
                 yield known
 
 
-def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candidates:
+def build(plan: Plan, owner: Registry, allow: Sequence[str] | None) -> Candidates:
     """Make every layer of the plan; problems go to the plan."""
     stores = Stores(plan)
     found = Candidates({}, stores)
     for policy in plan.policies.values():
-        _check_against_code(plan, policy, registry)
+        _check_against_code(plan, policy, owner)
         for layer in policy.layers:
+            _check_name(plan, policy, layer, owner)
             if layer.shared is not None:
                 if plan.is_good(layer.node):
-                    _check_reference(plan, layer, registry)
+                    _check_reference(plan, layer, owner)
             else:
-                declared = declared_options(policy, registry)
+                declared = declared_options(policy, owner)
                 if policy.own is not None:
                     found.declared[policy.name] = declared
                 made = build_layer(plan, layer, declared, stores, allow)
@@ -62,9 +63,9 @@ def build(plan: Plan, registry: Registry, allow: Sequence[str] | None) -> Candid
     return found
 
 
-def declared_options(policy: PolicyPlan, registry: Registry) -> Any:
+def declared_options(policy: PolicyPlan, owner: Registry) -> Any:
     """What code has declared for a policy that is one layer; None where code says nothing."""
-    known = registry.get(policy.name)
+    known = owner.get(policy.name)
     if known is None or policy.own is None or known.kind != policy.own.kind:
         return None
     return known.declared
@@ -136,8 +137,8 @@ def _at(node: Node) -> Any:
     return node.key or node.place
 
 
-def _check_against_code(plan: Plan, policy: PolicyPlan, registry: Registry) -> None:
-    known = registry.get(policy.name)
+def _check_against_code(plan: Plan, policy: PolicyPlan, owner: Registry) -> None:
+    known = owner.get(policy.name)
     if known is None or known.declared is None or known.kind == "guard":
         return
     own = policy.own
@@ -151,7 +152,18 @@ def _check_against_code(plan: Plan, policy: PolicyPlan, registry: Registry) -> N
         )
 
 
-def _check_reference(plan: Plan, layer: LayerPlan, registry: Registry) -> None:
+def _check_name(plan: Plan, policy: PolicyPlan, layer: LayerPlan, owner: Registry) -> None:
+    """The name a layer of a stack goes by must be free."""
+    name = f"{policy.name}.{layer.key}"
+    if policy.own is not None or layer.shared is not None:
+        return
+    known = owner.get(name)
+    if name in plan.policies or (known is not None and known.declared is not None):
+        where = f"at {known.place}" if known is not None and known.declared is not None else "in this file"
+        plan.note(layer.path, f"goes by the name {name!r}, which is another policy {where}", _at(layer.node))
+
+
+def _check_reference(plan: Plan, layer: LayerPlan, owner: Registry) -> None:
     """A layer that names a policy: it must be there, be of that kind, and not lead back to itself."""
     seen: list[str] = [str(layer.path[1])]
     name = layer.shared
@@ -162,9 +174,9 @@ def _check_reference(plan: Plan, layer: LayerPlan, registry: Registry) -> None:
                 plan.note(layer.path, f"policies name each other in a circle: {circle}", layer.node.place)
             return
         seen.append(name)
-        found = _kind_of(name, plan, registry)
+        found = _kind_of(name, plan, owner)
         if found is None:
-            _note_unknown(plan, layer, name, registry)
+            _note_unknown(plan, layer, name, owner)
             return
         kind_found, name_next = found
         if kind_found != layer.kind:
@@ -174,21 +186,21 @@ def _check_reference(plan: Plan, layer: LayerPlan, registry: Registry) -> None:
         name = name_next
 
 
-def _kind_of(name: str, plan: Plan, registry: Registry) -> tuple[str, str | None] | None:
+def _kind_of(name: str, plan: Plan, owner: Registry) -> tuple[str, str | None] | None:
     """Kind of a named policy, and the name it stands for where it is itself only a name."""
     policy = plan.policies.get(name)
     if policy is not None:
         if len(policy.layers) != 1:
             return "guard", None
         return policy.layers[0].kind, policy.layers[0].shared
-    known = registry.get(name)
+    known = owner.get(name)
     return None if known is None or known.declared is None else (known.kind, None)
 
 
-def _note_unknown(plan: Plan, layer: LayerPlan, name: str, registry: Registry) -> None:
+def _note_unknown(plan: Plan, layer: LayerPlan, name: str, owner: Registry) -> None:
     if name in plan.section("policies"):
         return  # it is there, with a problem of its own
-    known = {*plan.section("policies"), *registry}
+    known = {*plan.section("policies"), *owner}
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"define it under policies, or give {layer.kind} a mapping"
     plan.note(layer.path, f"there is no policy {name!r}", layer.node.place, hint)

@@ -81,7 +81,8 @@ def _set(
         node = child if child is not None and child.value is not None else Node({}, place, place)
     for parent, key in reversed(spine):
         value = value.under(value.key or place)
-        value = replace(parent, value={**without_rivals(parent.value, {key: value}), key: value})
+        beside = parent.value if isinstance(value.value, dict) else without_rivals(parent.value, (key,))
+        value = replace(parent, value={**beside, key: value})
     return value
 
 

@@ -127,6 +127,7 @@ class Force:
             live.name = policy.name if single else f"{policy.name}.{layer.key}"
             live.declared = None
             live.place = str(layer.node.key or layer.node.place)
+        live.enabled = True
         live.sources = {name: str(node.place) for name, node in layer.options.items()}
 
     def _is_code_stack(self, name: str) -> bool:

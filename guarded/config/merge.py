@@ -6,11 +6,14 @@ ones, the own body over all of them. Each value keeps the place it was written a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from guarded.config.document import Node, Problem, dotted
 from guarded.config.references import nearest
+
+T = TypeVar("T")
 
 MAX_CHAIN = 32
 _RIVALS = (
@@ -25,18 +28,17 @@ def merge(base: Node, over: Node) -> Node:
     """`over` on top of `base`; a null stays in the result, to remove what comes below it later too."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
-    merged = without_rivals(base.value, over.value)
+    # A policy or template may be called like an option, but it is a mapping.
+    merged = without_rivals(base.value, (key for key, node in over.value.items() if not isinstance(node.value, dict)))
     for key, node in over.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
     return replace(over, value=merged)
 
 
-def without_rivals(base: Mapping[str, Node], over: Mapping[str, Node]) -> dict[str, Node]:
+def without_rivals(base: Mapping[str, T], over: Iterable[str]) -> dict[str, T]:
     """`base` without options that say the same thing as one of `over` in another way."""
-    replaced: set[str] = set()
-    for group in _RIVALS:
-        if group & over.keys():
-            replaced |= group - over.keys()
+    names = frozenset(over)
+    replaced = {rival for group in _RIVALS if group & names for rival in group - names}
     return {name: node for name, node in base.items() if name not in replaced}
 
 

@@ -114,11 +114,11 @@ def make_plan(
         if node is not None and not isinstance(node.value, dict):
             problems.append(Problem("", "must be a mapping", node.place))
         elif node is not None:
+            # Spelled out first, so that a mapping in one source merges with a bare value in another.
+            node = _spell_out(node)
             root = node if root is None else merge(root, node)
     if root is None:
         return Plan(tuple(names), Node({}, Place("default")), problems)
-    # Before and after: an override may reach into a shorthand, and may be one.
-    root = _spell_out(root)
     root = _spell_out(override(root, variables, problems, declared))
     plan = Plan(tuple(names), root, problems)
     without_names = _without_references(root)

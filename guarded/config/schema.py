@@ -145,11 +145,9 @@ def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
     node = find(root, path)
     kind_of_error, context = detail["type"], detail.get("ctx", {})
     if kind_of_error == "extra_forbidden":
-        known = _known(path)
-        what = {1: "section", 2: "layer"}.get(len(path), "option") if path[0] == "defaults" else _what(path)
-        return Problem(
-            dotted(path), f"there is no {what} {path[-1]!r}", node.key or node.place, nearest(str(path[-1]), known)
-        )
+        word = str(path[-1])
+        what, names = _right_names(path)
+        return Problem(dotted(path), f"there is no {what} {word!r}", node.key or node.place, nearest(word, names))
     if kind_of_error == "missing":
         return Problem(dotted(path[:-1]), f"{path[-1]} is missing", node.key or node.place)
     if kind_of_error in ("dict_type", "model_type", "model_attributes_type"):
@@ -159,22 +157,16 @@ def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
     return Problem(dotted(path), str(detail["msg"]), node.place)
 
 
-def _what(path: Path) -> str:
+def _right_names(path: Path) -> tuple[str, list[str]]:
+    """What stands at the last step of `path`, and how it could be called."""
     if len(path) == 1:
-        return "section"
-    return {("policies", 3): "layer", ("templates", 3): "layer"}.get((str(path[0]), len(path)), "option")
-
-
-def _known(path: Path) -> list[str]:
-    """The names that would have been right at the last step of `path`."""
-    if len(path) == 1:
-        return list(document_model().model_fields)
+        return "section", list(document_model().model_fields)
     depth = {"policies": 2, "templates": 2, "defaults": 1}.get(str(path[0]))
     if depth is None:
-        return ["url", "timeout"] if path[0] == "stores" else ["level"]
+        return "option", ["url", "timeout"] if path[0] == "stores" else ["level"]
     if len(path) == depth + 1:
-        return [*LAYERS] if depth == 1 else [*LAYERS, "extends", "order", "enabled"]
-    return list(layer_model(LAYERS[str(path[depth])]).model_fields)
+        return "layer", [*LAYERS] if depth == 1 else [*LAYERS, "extends", "order", "enabled"]
+    return "option", list(layer_model(LAYERS[str(path[depth])]).model_fields)
 
 
 def json_schema() -> Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -113,6 +114,18 @@ def test_alias_bombs_are_refused_at_once(text: str) -> None:
     assert time.perf_counter() - started < 1
     assert value is None
     assert "aliases expand to more than 5000 nodes" in str(problems[-1])
+
+
+def test_alias_bombs_eat_no_memory() -> None:
+    """The peak is that of the text, whatever it would expand to."""
+    text = _billion_laughs(1000)
+    tracemalloc.start()
+    try:
+        read(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000
 
 
 @pytest.mark.parametrize(

@@ -455,3 +455,36 @@ def test_a_config_that_was_replaced_is_inert(tmp_path: Path) -> None:
         assert not first.reload()
     assert registry["p"].options.max_concurrent == 5
     assert textwrap.dedent.layers  # type: ignore[attr-defined]
+
+
+def test_a_bare_value_merges_with_a_mapping_of_another_source() -> None:
+    """Both are options of one layer."""
+    guarded.load("policies: {p: {retry: 3}}\n", "policies: {p: {retry: {base: 1s}}}\n")
+    assert (registry["p"].options.retries, registry["p"].options.base) == (3, 1.0)
+
+
+def test_policies_may_be_called_like_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are called like two ways to say one thing do not drive each other out."""
+    monkeypatch.setenv("GUARDED__POLICIES__VALUE__LIMIT", "7")
+    guarded.load("policies: {value: {limit: 2}}\n", "policies: {function: {limit: 3}}\n")
+    assert registry["value"].options.max_concurrent == 7
+    assert registry["function"].options.max_concurrent == 3
+
+
+def test_the_name_of_a_layer_must_be_free() -> None:
+    """Stacks register their layers too."""
+    assert refused("policies:\n  p: {retry: 1, limit: 2}\n  p.retry: {retry: 1}\n") == [
+        "<text>:2:7: policies.p.retry: goes by the name 'p.retry', which is another policy in this file"
+    ]
+    limit(3, name="p.limit")
+    assert "which is another policy at" in refused("policies: {p: {retry: 1, limit: 2}}\n")[0]
+
+
+def test_switching_on_what_was_switched_off(tmp_path: Path) -> None:
+    """A layer that was a switched-off policy of its own takes part in the stack it grows into."""
+    file = tmp_path / "g.yaml"
+    file.write_text("policies: {p: {enabled: false, retry: 1}}\n")
+    guarded.load(file)
+    file.write_text("policies: {p: {retry: 1, limit: 2}}\n")
+    registry.reload()
+    assert [layer.kind for layer in registry["p"].expand()] == ["limit", "retry"]
