@@ -8,7 +8,7 @@ change of state begins a new generation and empties all the rest. Times are whol
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 from guarded.policies._circuit_terms import (
@@ -203,14 +203,15 @@ class CircuitCore:
             return ALWAYS
         return self.window.steady_until if self.window.calls >= self.rules.min_calls else 0
 
-    def succeed(self, now: int) -> None:
-        """Count the success of a call that nobody asked for, while `passing`."""
+    def succeed(self, times: deque[int]) -> None:
+        """Count, and take out of `times`, the successes that were put off before `quick_until`."""
         self.in_a_row = 0
-        window = self.window
-        if window is not None and self.state == CLOSED:
-            window.add(now, False, False)
-            if window.failed:  # else it can break no rule
-                self._judge(now)
+        if self.window is not None and self.state == CLOSED:
+            latest = times[-1]
+            self.window.add_successes(times)
+            self._judge(latest)
+        else:
+            times.clear()
 
     def forget_calls(self) -> None:
         """The calls in flight are gone, and will never be settled."""

@@ -19,8 +19,7 @@ from guarded._core.breaker import Reading, RegisteredBreaker, adopt, make
 from guarded._core.call import Call
 from guarded._core.fork import after_fork
 from guarded._core.monitor import Monitor
-from guarded._core.policy import Policy
-from guarded.events.bus import bus
+from guarded.events.bus import Labelled, bus
 from guarded.policies._circuit_core import CircuitCore
 from guarded.policies._circuit_rejection import let_go_of_older, rejection_of, why
 from guarded.policies._circuit_terms import (
@@ -101,7 +100,7 @@ class LocalCircuit(Monitor):
         "passing",
     )
 
-    def __init__(self, policy: Policy[Any], rules: Rules) -> None:
+    def __init__(self, policy: Labelled, rules: Rules) -> None:
         super().__init__()
         self._policy = policy
         self._core = CircuitCore(rules)
@@ -179,8 +178,7 @@ class LocalCircuit(Monitor):
         while self._inbox:
             self._handle(self._inbox.popleft())
         if self._quick:
-            while self._quick:
-                self._core.succeed(self._quick.popleft())
+            self._core.succeed(self._quick)
             self._update(call)
 
     def _handle(self, message: tuple[Call, Permit, Outcome, BaseException | None]) -> None:
@@ -348,6 +346,7 @@ class LocalCircuit(Monitor):
         unheard = self.heard is None
         passing = core.generation if unheard and core.passing else None
         if passing != self.passing:
+            self.passing = None  # first, or a call of the generation before could still use the new deque
             self._quick = deque()
         self._quick_until = core.quick_until if unheard else 0
         self.calm = passing if core.calm else None

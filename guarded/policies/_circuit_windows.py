@@ -34,6 +34,9 @@ class Window(Protocol):
     def add(self, now: int, failed: bool, slow: bool) -> None:
         """Put the result of one call into the window."""
 
+    def add_successes(self, times: deque[int]) -> None:
+        """Put the successes at `times` into the window, and take them out there; others may be adding meanwhile."""
+
     def move(self, now: int) -> None:
         """Let go of what is too old by now."""
 
@@ -60,6 +63,11 @@ class CallWindow:
         self.failed += failed
         self.slow += slow
         self._at = (at + 1) % len(ring)
+
+    def add_successes(self, times: deque[int]) -> None:
+        """As if each were added by itself."""
+        for _ in range(len(times)):
+            self.add(times.popleft(), False, False)
 
     @property
     def steady_until(self) -> int:
@@ -95,6 +103,20 @@ class TimeWindow:
         if slow:
             bucket[3] += 1
             self.slow += 1
+
+    def add_successes(self, times: deque[int]) -> None:
+        """As if each were added by itself."""
+        first, end, count = self._from, self._to, 0
+        for _ in range(len(times)):
+            now = times.popleft()
+            if not first <= now < end:
+                self._newest[1] += count
+                self.calls += count
+                self._turn(now)
+                first, end, count = self._from, self._to, 0
+            count += 1
+        self._newest[1] += count
+        self.calls += count
 
     @property
     def steady_until(self) -> int:

@@ -359,6 +359,15 @@ with virtual_time(auto=False) as moved:
         thread.join()
         assert gateway.snapshot().trials == 1
 assert code == 7, code
+
+slow = circuit("slow", slow_call=1, slow_rate=0.5, window=10, min_calls=2)
+with virtual_time(auto=False) as moved, slow, slow:
+    moved.advance(1)
+    child = os.fork()
+    if not child:
+        os._exit(slow.call(abs, -7))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert code == 7, code
 """
 
 

@@ -197,6 +197,25 @@ def test_running_slow_calls_count_in_the_slow_rate_once(time: VirtualTime) -> No
     assert gateway.snapshot().calls == 4
 
 
+def test_running_slow_calls_are_held_against_what_is_still_in_the_window(time: VirtualTime) -> None:
+    """Old successes that have aged out no longer outweigh two calls that hang."""
+    gateway = circuit("gateway", failure_rate=1.0, slow_call=2, slow_rate=0.5, window="10s", min_calls=2)
+    run = sleeper(gateway, time)
+
+    @gateway
+    def hang(depth: int) -> None:
+        if depth:
+            hang(depth - 1)
+            return
+        for _ in range(3):
+            run(0)
+        time.advance(11)
+        with pytest.raises(CircuitOpen, match="1 of the calls were slow"):
+            run(0)
+
+    hang(1)
+
+
 def test_a_call_seen_to_be_slow_is_not_counted_again_at_its_end(time: VirtualTime) -> None:
     """It was a failure when it was noticed; its own failure later is the same one."""
     gateway = circuit("gateway", failures=3, slow_call=2)
