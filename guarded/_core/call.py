@@ -79,6 +79,8 @@ class Call:
     attempt: int | None = None  # set by a retry layer; None means "ask the parent"
     held: Any = None  # linked list (owner, rest) of what this call holds, for detecting self-deadlock
     key: str | None = None  # derived idempotency key to pass downstream
+    spent: Any = None  # linked list [rate, key, mark, cost, rest] of what rates have counted for this call
+    turn: Any = None  # place in a rate's queue, while the call goes back to a limit outside of it
     stream: Stream | None = None  # generators only
     _id: str | None = None
 

@@ -15,6 +15,14 @@ from typing import Any
 from guarded.errors import Deadlock
 
 
+def entered_again() -> Deadlock:
+    """The error for a thread that would wait for itself."""
+    return Deadlock(
+        "a finalizer or signal handler made a guarded call in the middle of a decision about the same policy; "
+        "hand the work to a thread or a queue instead"
+    )
+
+
 class Monitor:
     """``with self:`` holds the lock; subclasses `_handle` what was posted and `_carry_out` what was decided."""
 
@@ -29,10 +37,7 @@ class Monitor:
 
     def __enter__(self) -> None:
         if self._owner == get_ident():
-            raise Deadlock(
-                "a finalizer or signal handler made a guarded call in the middle of a decision about the same policy; "
-                "hand the work to a thread or a queue instead"
-            )
+            raise entered_again()
         self._lock.acquire()
         self._owner = get_ident()
 
