@@ -53,7 +53,7 @@ class CircuitOptions:
         if owner not in (None, name):
             found.append(f"breaker={given['breaker']!r}: is the register of circuit {owner!r} already")
         _check_what_opens(values, found)
-        _check_window(values, found)
+        _check_window(given, values, found)
         for option in ("slow_call", "reset_after", "max_reset_after", "trial_timeout"):
             values[option] = _duration(option, values[option], found)
         reset_after, most = values["reset_after"], values["max_reset_after"]
@@ -128,11 +128,11 @@ def _check_what_opens(values: dict[str, Any], found: list[str]) -> None:
     values["slow_rate"] = _ratio("slow_rate", values["slow_rate"], found)
 
 
-def _check_window(values: dict[str, Any], found: list[str]) -> None:
+def _check_window(given: dict[str, Any], values: dict[str, Any], found: list[str]) -> None:
     window, min_calls = values["window"], values["min_calls"]
-    if values["failure_rate"] is None and values["slow_rate"] is None:
+    if given["failure_rate"] is None and given["slow_rate"] is None:
         for option in ("window", "min_calls"):
-            if values[option] is not None and not found:
+            if values[option] is not None:
                 found.append(
                     f"{option}={values[option]!r}: goes with failure_rate or slow_rate; "
                     f"failures={values['failures']!r} counts failures in a row"

@@ -508,6 +508,8 @@ def test_all_wrong_options_are_named_at_once() -> None:
         circuit("gateway", failures=0, slow_rate=2, reset_after=-1, half_open=0, on=(), enforce="yes")  # type: ignore[arg-type]
     for option in ("failures=0", "slow_rate=2", "reset_after=-1", "half_open=0", "on=()", "enforce='yes'"):
         assert option in str(caught.value)
+    with pytest.raises(ValueError, match=r"failures=-1: .*; window='60s': .*; min_calls=3: "):
+        circuit("gateway", failures=-1, window="60s", min_calls=3)
 
 
 def test_min_calls_fits_a_short_window() -> None:
