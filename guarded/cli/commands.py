@@ -27,6 +27,7 @@ from guarded.errors import ConfigError, PolicyNotFound
 from guarded.stack import Explanation, explain, option_rows
 
 DEFAULT_FILE = Path("guarded.yaml")
+_WIDTH = 160  # of tables that go into a pipe or a file
 
 app = typer.Typer(
     help="Check, explain and show the policies of guarded.",
@@ -53,7 +54,7 @@ def check_command(
         bool, typer.Option("--targets", help="Import the modules of targets and look for them.")
     ] = False,
 ) -> None:
-    """Check config files; exit with 2 and every problem when something is wrong."""
+    """Check files: status 0, or 2 and every problem."""
     sources = files or [DEFAULT_FILE]
     with _here():
         plan, _ = loader.judge(sources, allow, registry)
@@ -87,7 +88,7 @@ def _missing_targets(plan: Plan, allow: Sequence[str] | None) -> Iterator[docume
 
 @app.command("schema")
 def schema_command() -> None:
-    """Print the JSON Schema of config files, for editors."""
+    """Print the JSON Schema, for editors."""
     typer.echo(json.dumps(schema.json_schema(), ensure_ascii=False, indent=2))
 
 
@@ -98,7 +99,10 @@ def explain_command(
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a stack: its layers, where each value came from, the worst case, and what looks wrong."""
+    """Print a stack, and where each value came from.
+
+    With the worst case, and what looks wrong.
+    """
     with _here(), _problems_exit():
         target: Any = references.resolve_reference(subject, allow) if ":" in subject else subject
         _load(file, allow)
@@ -130,7 +134,10 @@ def _explanation_as_dict(found: Explanation) -> dict[str, Any]:
 
 @app.command("show")
 def show_command(files: Files = None, allow: Allow = None, as_json: AsJson = False) -> None:
-    """Print the policies of config files as they come out: layers in order, values, lines."""
+    """Print what files come out as.
+
+    Layers in order, values, and the line each layer stands at.
+    """
     sources = files or [DEFAULT_FILE]
     with _here(), _problems_exit():
         plan, _ = loader.judge(sources, allow, registry)
@@ -139,20 +146,28 @@ def show_command(files: Files = None, allow: Allow = None, as_json: AsJson = Fal
     if as_json:
         typer.echo(json.dumps(_plan_as_dict(plan), ensure_ascii=False, indent=2, default=str))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(_plan_as_table(plan))
+
+
+def _plan_as_table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=", ".join(plan.names), title_justify="left")
     for title in ("policy", "layer", "options", "at"):
         table.add_column(title, overflow="fold")
+
+    def at(place: document.Place) -> Text:
+        return Text(str(place).removeprefix(f"{plan.names[0]}:") if len(plan.names) == 1 else str(place))
+
     for policy in plan.policies.values():
         name = policy.name if policy.enabled else f"{policy.name} (off)"
         for layer in policy.layers:
             options = ", ".join(f"{option}={document.shown(node)}" for option, node in layer.options.items())
             value = Text(options if layer.shared is None else f"→ {layer.shared}")
-            table.add_row(Text(name), Text(layer.key), value, Text(str(layer.node.key or layer.node.place)))
+            table.add_row(Text(name), Text(layer.key), value, at(layer.node.key or layer.node.place))
             name = ""
     for target in loader.targets_of(plan):
         place = plan.section("targets")[target.pattern].place
-        table.add_row(Text(target.pattern), Text("target"), Text(f"→ {target.policy}"), Text(str(place)))
-    Console().print(table)
+        table.add_row(Text(target.pattern), Text("target"), Text(f"→ {target.policy}"), at(place))
+    return table
 
 
 def _plan_as_dict(plan: Plan) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_show(folder: Path) -> None:
     (folder / "g.yaml").write_text(GOOD + "  q: {retry: '${N:-3}'}\ntargets: {'json:dumps': q}\n")
     status, out, _ = run("show", "g.yaml")
     assert status == 0
-    for text in ("max_concurrent=20", "→ db", "retries=2", "retries=${N:-3}", "json:dumps", "→ q", "g.yaml:2:8"):
+    for text in ("max_concurrent=20", "→ db", "retries=2", "retries=${N:-3}", "json:dumps", "→ q", "2:8", "g.yaml"):
         assert text in out
     found = json.loads(run("show", "g.yaml", "--json")[1])
     assert found["policies"]["p"]["layers"][0]["shared"] == "db"
