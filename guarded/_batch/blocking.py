@@ -37,9 +37,9 @@ class ThreadBatch(Generic[R]):
         items: Any = plan.items
         self._plan = plan
         self._window = window
-        self._course = Course(plan.name, plan.errors == "raise", window)
         self._source: Source[Any] = Source(items)
         self._caller = plan.caller()
+        self._course = Course(plan.name, plan.errors == "raise", window, self._caller.until)
         scope = plan.caller()
         scope.token = self._token = CancelToken() if scope.token is None else CancelToken.any(scope.token)
         self._context = context_of(scope)
@@ -99,7 +99,10 @@ class ThreadBatch(Generic[R]):
             self._close_source()
         except Exception as error:
             self._pulling = False
-            self._source_failed(error)
+            with self._lock:
+                stop = self._course.source_failed(error)
+            if stop:
+                self._stop()
             self._close_source()
         else:
             self._launch(item)
@@ -108,13 +111,8 @@ class ThreadBatch(Generic[R]):
         try:
             self._source.close()
         except Exception as error:
-            self._source_failed(error)
-
-    def _source_failed(self, error: Exception) -> None:
-        with self._lock:
-            stop = self._course.source_failed(error)
-        if stop:
-            self._stop()
+            with self._lock:
+                self._course.close_failed(error)
 
     def _launch(self, item: Any) -> None:
         """Hand an item to the workers, to one more where they are fewer than may be."""

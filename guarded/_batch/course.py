@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from guarded._batch.settled import Settled, cut_off, leave_behind
 from guarded._batch.window import Window
-from guarded.errors import Cancelled
+from guarded.errors import Cancelled, DeadlineExceeded
 
 R = TypeVar("R")
 
@@ -26,10 +26,11 @@ class Course(Generic[R]):
         error: what the reader gets after the outcomes.
     """
 
-    __slots__ = ("_by_item", "_name", "_note", "_raises", "error", "reason", "stopped", "window")
+    __slots__ = ("_by_item", "_name", "_note", "_raises", "_until", "error", "reason", "stopped", "window")
 
-    def __init__(self, name: str, raises: bool, window: Window[R]) -> None:
+    def __init__(self, name: str, raises: bool, window: Window[R], until: float) -> None:
         self._name = name
+        self._until = until  # the deadline of whoever waits for the batch
         self._raises = raises
         self._by_item = False
         self._note: str | None = None
@@ -44,9 +45,13 @@ class Course(Generic[R]):
         self.window.finish(settled, readable=not raises)
         if not raises or self.error is not None:
             return False
-        self._by_item = not settled.cancelled
+        self._by_item = not (settled.cancelled or self._out_of_time(settled.error))
         self._note = f"{self._name}: raised for item {settled.index}"
         return self._end(settled.error, "another item failed")
+
+    def _out_of_time(self, error: BaseException | None) -> bool:
+        """Whether an item met the deadline of the whole batch, a moment before the reader did."""
+        return isinstance(error, DeadlineExceeded) and error.until is not None and error.until >= self._until
 
     def item_crashed(self, index: int, error: BaseException) -> bool:
         """An item raised what is no Exception, and so no outcome; True when that ends the batch."""
@@ -54,14 +59,16 @@ class Course(Generic[R]):
         return self._end(error, "the program is ending")
 
     def source_failed(self, error: Exception) -> bool:
-        """The source has raised; True when what runs is to be cancelled."""
-        if self.error is not None:
-            return False
-        self._note = f"{self._name}: raised by the source of its items, after {self.window.started} of them"
-        if self._raises:
-            return self._end(error, "the source of the items failed")
-        self.error = error
-        return False
+        """The source has raised instead of giving an item; True when what runs is to be cancelled."""
+        raises = self._raises and self.error is None
+        self.close_failed(error)
+        return raises and self._end(error, "the source of the items failed")
+
+    def close_failed(self, error: Exception) -> None:
+        """The source has raised, and all that it had to give is there: what runs may finish."""
+        if self.error is None:
+            self.error = error
+            self._note = f"{self._name}: raised by the source of its items, after {self.window.started} of them"
 
     def interrupted(self, error: BaseException) -> bool:
         """The reader stops waiting; True when the batch had not been stopped before."""

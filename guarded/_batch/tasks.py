@@ -36,9 +36,9 @@ class TaskBatch(Generic[R]):
     def __init__(self, plan: Plan, window: Window[R]) -> None:
         self._plan = plan
         self._window = window
-        self._course = Course(plan.name, plan.errors == "raise", window)
         self._loop = asyncio.get_running_loop()
         self._caller = plan.caller()
+        self._course = Course(plan.name, plan.errors == "raise", window, self._caller.until)
         self._token: CancelToken | None = None  # tells bodies in threads that nobody waits for them
         self._body = self._make_body()
         self._reports = plan.reports()
@@ -138,7 +138,8 @@ class TaskBatch(Generic[R]):
                 if not course.stopped:
                     self._start(item)
         except Exception as error:
-            self._source_failed(error)
+            if course.source_failed(error):
+                self._stop()
         finally:
             self._pulling = False
             await self._close_source()
@@ -151,11 +152,7 @@ class TaskBatch(Generic[R]):
             else:
                 await self._source.close()
         except Exception as error:
-            self._source_failed(error)
-
-    def _source_failed(self, error: Exception) -> None:
-        if self._course.source_failed(error):
-            self._stop()
+            self._course.close_failed(error)
 
     def _start(self, item: Any) -> None:
         index = self._window.start()

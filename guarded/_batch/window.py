@@ -23,12 +23,13 @@ class Window(Generic[R]):
         failed: those that have failed, or were cancelled.
     """
 
-    __slots__ = ("_at_once", "_open", "_size", "failed", "outstanding", "started")
+    __slots__ = ("_at_once", "_hidden", "_open", "_size", "failed", "outstanding", "started")
 
     def __init__(self, at_once: int, size: int) -> None:
         self._at_once = at_once
         self._size = size
         self._open: set[int] = set()  # indexes that have not ended
+        self._hidden: list[Settled[R]] = []  # not to be read: how items ended in a batch that is ending itself
         self.started = 0
         self.outstanding = 0
         self.failed = 0
@@ -68,6 +69,8 @@ class Window(Generic[R]):
             self.failed += 1
         if readable:
             self._shelve(settled)
+        else:
+            self._hidden.append(settled)
 
     def _shelve(self, settled: Settled[R]) -> None:
         raise NotImplementedError
@@ -82,7 +85,7 @@ class Window(Generic[R]):
     def rest(self, reason: str | None) -> list[Settled[Any]]:
         """All that was not read, in input order; what has not ended is marked as cancelled."""
         marked = [cut_off(index, reason) for index in self._open]
-        return sorted([*self._kept(), *marked], key=lambda settled: settled.index)
+        return sorted([*self._kept(), *self._hidden, *marked], key=lambda settled: settled.index)
 
 
 class AtTheEnd(Window[R]):
