@@ -43,11 +43,6 @@ class Entry:
         self.since = since
         self.state = State.WAITING
 
-    @property
-    def stranded(self) -> bool:
-        """Whether the loop of its task has been closed, so that it can never resume."""
-        return isinstance(self.waiter, TaskWaiter) and self.waiter.loop.is_closed()
-
 
 class WaitQueue:
     """Entries by priority and arrival; its length is the number of live waiters."""

@@ -108,7 +108,6 @@ class Pool(Monitor):
             if self.closed:
                 entry.state = State.CLOSED
                 return "closed"
-            self._rescue()
             self.slow = True  # before the last look at the tokens
             self.queue.add(entry)
             self._grant()
@@ -200,15 +199,11 @@ class Pool(Monitor):
     def _grant(self) -> None:
         """Serve the head of the queue as often as the permits allow."""
         while (entry := self.queue.head()) is not None:
-            if entry.stranded:
-                self._forget(entry)
-                self._drop(entry)
-            elif self._collect(entry.weight):
-                self.queue.remove(entry)
-                entry.state = State.GRANTED
-                self._outgoing.append(entry)
-            else:
+            if not self._collect(entry.weight):
                 break
+            self.queue.remove(entry)
+            entry.state = State.GRANTED
+            self._outgoing.append(entry)
         self._settle()
 
     def _collect(self, weight: int) -> bool:

@@ -11,12 +11,13 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from guarded import Cancelled, CancelToken, LimitFull, limit
+from guarded._core.call import current, holds
 from guarded._core.queue import Entry, State
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.events.bus import bus
@@ -360,6 +361,105 @@ def test_a_permit_returned_before_the_waiter_looks_again_is_not_lost() -> None:
     assert_at_rest(policy)
 
 
+class Preempted(Pool):
+    """Lets something happen at the moment that it finds no permit, as another thread would."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, None)
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def _pop(self) -> bool:
+        found = super()._pop()
+        if not found and self.meanwhile:
+            self.meanwhile.pop()()
+        return found
+
+
+def test_a_permit_returned_right_after_the_last_look_is_not_lost() -> None:
+    """The waiter has just found nothing when the release comes, whose thread must see that somebody waits."""
+    pool = Preempted(1)
+    assert pool.take(1, 0)
+    entry = Entry(1, 0, ThreadWaiter(), 0.0)
+    pool.meanwhile.append(lambda: pool.give_back(1))
+    assert pool.join(entry) is None
+    assert not pool.meanwhile
+    assert entry.state in (State.GRANTED, State.TAKEN)
+
+
+def test_a_permit_returned_right_after_a_shrink_looked_for_it_is_destroyed() -> None:
+    """The same for a limit that shrinks: what comes back later must not be taken by anybody."""
+    pool = Preempted(1)
+    assert pool.take(1, 0)
+    pool.meanwhile.append(lambda: pool.give_back(1))
+    pool.resize(0)
+    assert not pool.meanwhile
+    assert not pool.quick()
+    assert pool.total == 0
+
+
+class Counted(ThreadWaiter):
+    """Counts its wake-ups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wakes = 0
+
+    def wake(self) -> bool:
+        self.wakes += 1
+        return super().wake()
+
+
+def test_one_wake_up_per_grant_and_none_for_who_does_not_park() -> None:
+    """Served on arrival: no wake-up; granted: one; timed out: none."""
+    pool = Pool(1, None)
+    waiters = [Counted() for _ in range(3)]
+    entries = [Entry(1, 0, waiter, 0.0) for waiter in waiters]
+    for entry in entries:
+        pool.join(entry)
+    pool.resume(entries[1])
+    pool.give_back(1)
+    assert [waiter.wakes for waiter in waiters] == [0, 0, 1]
+    assert [entry.state for entry in entries] == [State.TAKEN, State.GONE, State.GRANTED]
+
+
+def test_a_decorated_call_grants_those_who_came_meanwhile() -> None:
+    """The quick way out looks for waiters, sync and async."""
+    policy = limit(1)
+    entries: list[Entry] = []
+
+    async def work_async() -> None:
+        entries.append(join(policy))
+
+    policy(lambda: entries.append(join(policy)))()
+    pool_of(policy).resume(entries[0])
+    pool_of(policy).give_back(1)
+    asyncio.run(policy(work_async)())
+    assert entries[1].state is State.GRANTED
+    pool_of(policy).resume(entries[1])
+    pool_of(policy).give_back(1)
+    assert_at_rest(policy)
+
+
+def test_what_outlives_the_call_does_not_seem_to_hold_its_permit() -> None:
+    """A worker that a deadline left behind runs in a fork of the call, and may take the limit like anybody."""
+    policy, forks = limit(1), []
+
+    async def work_async() -> None:
+        forks.append(current.get().fork())  # type: ignore[union-attr]
+
+    def stream() -> Iterator[None]:
+        forks.append(current.get().fork())  # type: ignore[union-attr]
+        yield
+
+    policy(lambda: forks.append(current.get().fork()))()  # type: ignore[union-attr]
+    asyncio.run(policy(work_async)())
+    list(policy(stream)())
+    assert len(forks) == 3
+    for fork in forks:
+        assert fork.held is not None
+        assert not holds(fork, pool_of(policy))
+
+
 def test_shrinking_while_a_permit_is_on_its_way() -> None:
     """Resized to nothing between hand-over and resumption: the waiter is served, nobody after it."""
     policy = limit(1)
@@ -680,7 +780,7 @@ def test_eight_threads_and_two_loops_are_served_in_order_of_arrival() -> None:
 def test_threads_and_loops_hammering_one_limit_never_exceed_it() -> None:
     """Eight threads and two loops of eight tasks, with a tiny switch interval, resizes and cancellations between."""
     policy, crowd = limit(5), Crowd()
-    rounds = 150
+    rounds = 80
     failures: list[BaseException] = []
 
     def thread_body(n: int) -> None:
@@ -694,8 +794,19 @@ def test_threads_and_loops_hammering_one_limit_never_exceed_it() -> None:
                         pass
                 with policy, crowd:
                     pass
+                decorated()
         except BaseException as error:
             failures.append(error)
+
+    @policy
+    def decorated() -> None:
+        with crowd:
+            pass
+
+    @policy
+    async def decorated_async() -> None:
+        with crowd:
+            await asyncio.sleep(0)
 
     async def task_body(n: int) -> None:
         for turn in range(rounds):
@@ -705,6 +816,7 @@ def test_threads_and_loops_hammering_one_limit_never_exceed_it() -> None:
                 impatient.cancel()
                 await asyncio.wait([impatient])
             await visit()
+            await decorated_async()
 
     async def visit() -> None:
         async with policy:

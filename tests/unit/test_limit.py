@@ -1070,6 +1070,23 @@ def test_a_call_cut_by_its_deadline_counts_as_overload_and_our_own_queue_does_no
         assert policy.snapshot().limit == 9
 
 
+def test_a_deadline_inside_counts_as_overload_when_the_body_ran_into_it() -> None:
+    """Time spent running does; time spent queueing for something of ours does not."""
+    policy = limit(adaptive("aimd", initial=10))
+    other = limit(1)
+    inside = deadline("1s", mode="cooperative", late="raise")
+    slow = policy(inside(lambda: time.advance(2)))
+    queued = policy(inside(other(lambda: None)))
+
+    with virtual_time() as time, other.acquire():
+        with pytest.raises(DeadlineExceeded):
+            slow()
+        assert policy.snapshot().limit == 9
+        with pytest.raises(DeadlineExceeded):
+            queued()
+        assert policy.snapshot().limit == 9
+
+
 def test_latency_leaves_out_the_wait_and_drives_gradient2() -> None:
     """With a clock that only the body moves, slow calls shrink the limit; ``with`` blocks teach as well."""
     policy = limit(adaptive(initial=10, max_limit=50))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from guarded._core.queue import Entry, State, WaitQueue
+from guarded._core.queue import Entry, WaitQueue
 from guarded._core.waiters import ThreadWaiter
 
 
@@ -54,12 +54,6 @@ def test_oldest_looks_at_every_lane() -> None:
     queue.add(entry(0, since=3.0))
     queue.add(entry(9, since=5.0))
     assert queue.oldest() == 3.0
-
-
-def test_a_new_entry_waits() -> None:
-    """State is WAITING, and a thread's entry is never stranded."""
-    assert entry().state is State.WAITING
-    assert not entry().stranded
 
 
 def test_random_adds_and_removes_match_a_sorted_list() -> None:
