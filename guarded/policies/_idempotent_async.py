@@ -87,10 +87,10 @@ class AsyncShell:
         """The task is over; if it never came to its first line, or was torn down, so is the run."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if run.phase is not Phase.OVER:
-            if self._conduct.store.durable:
-                self._conduct.release_later(run)
-            else:
+            if not self._conduct.store.durable:
                 self._conduct.release(run)
+            elif run.claimed:
+                self._conduct.release_later(run)
             self._conduct.runs.settle(run, Neutral(error))
 
     async def _wait(self, run: Run, call: Call, waiter: TaskWaiter, leads: bool) -> None:
@@ -188,9 +188,9 @@ class AsyncShell:
         if not self._conduct.store.durable:
             self._conduct.release(run)
             return
+        run.claimed = False
         try:
             await _whole(self._conduct.store.release_async(run.key, run.claim))
-            run.claimed = False
         except Exception:
             self._conduct.release_later(run)
 

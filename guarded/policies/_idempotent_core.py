@@ -156,7 +156,6 @@ class Conduct:
 
     def unreachable(self, run: Run, call: Call, error: Exception) -> StoreError:
         """The error when the store could not be asked; should it have heard us, the claim is taken back."""
-        run.claimed = True
         self.release_later(run)
         return StoreError(
             f"{call.function}: store {self.store.name!r} of {self.policy.label!r} cannot be asked whether this key "
@@ -172,7 +171,7 @@ class Conduct:
             except Exception as error:
                 self.store_failed(call, error, "lease not renewed")
                 return True
-            if not held:
+            if not held and run.claimed:  # else the run has ended while we asked
                 self.emit("idempotent.abandoned", call, run.key, reason="lease lost")
             return held
 
@@ -251,16 +250,14 @@ class Conduct:
         """Let the next caller run the key."""
         if not run.claimed:
             return
+        run.claimed = False
         try:
             self.store.release(run.key, run.claim)
-            run.claimed = False
         except Exception:
             self.release_later(run)
 
     def release_later(self, run: Run) -> None:
         """The store could not be told at once that a run is over: tell it beside the calls, until its lease ends."""
-        if not run.claimed:
-            return
         run.claimed = False
         give_up = clock.monotonic() + run.claim.lease
 

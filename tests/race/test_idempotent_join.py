@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from guarded import idempotent
+from guarded import Abandoned, Cancelled, CancelToken, idempotent
+from guarded._core.call import Call, current
+from guarded._core.policy import Site
 from guarded.policies.idempotent import Idempotent
 from guarded.testing import capture
 
@@ -86,9 +88,6 @@ def test_sixty_callers_one_execution() -> None:
 
 def _async_twin(policy: Idempotent, guarded_sync: Any) -> Callable[[str], Any]:
     """The same function and key, awaited: what a sync function that returns awaitables on a loop turns into."""
-    from guarded._core.call import Call
-    from guarded._core.policy import Site
-
     site = Site(guarded_sync._self_chain.function, guarded_sync.__wrapped__, "async", (policy,), 0)
 
     async def body(call: Call, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -102,18 +101,15 @@ def _async_twin(policy: Idempotent, guarded_sync: Any) -> Callable[[str], Any]:
     return call_it
 
 
-def _sync_twin(policy: Idempotent, guarded_async: Any) -> Callable[[str], Any]:
+def _sync_twin(policy: Idempotent, guarded_async: Any) -> Callable[..., Any]:
     """The same function and key from threads."""
-    from guarded._core.call import Call
-    from guarded._core.policy import Site
-
     site = Site(guarded_async._self_chain.function, guarded_async.__wrapped__, "sync", (policy,), 0)
 
     def body(call: Call, fn: Any, args: Any, kwargs: Any) -> Any:
         return ["thread"]
 
     layer = policy.sync_layer(body, site)
-    return lambda key: layer(Call(), guarded_async.__wrapped__, (key,), {})
+    return lambda key, call=None: layer(call or Call(), guarded_async.__wrapped__, (key,), {})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -207,6 +203,68 @@ def test_a_thread_takes_over_from_a_loop_that_died() -> None:
     assert [event.name for event in events if event.name == "idempotent.abandoned"] == ["idempotent.abandoned"]
     assert work_sync("k") == ["thread"]
     del task
+
+
+def test_a_loop_that_died_is_reported_where_that_was_asked_for() -> None:
+    """With on_abandoned="raise" nobody reruns what may have had its effect; the next caller may."""
+    policy = idempotent("key", on_abandoned="raise")
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+
+    @policy
+    async def work(key: str) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    work_sync = _sync_twin(policy, work)
+    task = loop.create_task(work("k"))
+    for _ in range(5):
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    with pytest.raises(Abandoned):
+        work_sync("k")
+    assert work_sync("k") == ["thread"]
+    del task
+
+
+def test_the_last_thread_that_leaves_cancels_the_task() -> None:
+    """The task's own caller is gone, and the thread that still waited is cancelled by its token."""
+    policy = idempotent("key")
+    loops = Loops(1)
+    started, ended = threading.Event(), threading.Event()
+    token = CancelToken()
+
+    @policy
+    async def work(key: str) -> list[str]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return []
+
+    work_sync = _sync_twin(policy, work)
+
+    def follow() -> Any:
+        with token:
+            call = Call()
+            call.adopt(current.get() or call)
+            return work_sync("k", call)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = loops.submit(0, work("k"))
+        assert started.wait(LIMIT)
+        thread = pool.submit(follow)
+        until(lambda: joined(policy) == 2)
+        first.cancel()
+        until(lambda: joined(policy) == 1)
+        assert not ended.is_set()
+        token.cancel("enough")
+        with pytest.raises(Cancelled):
+            thread.result(LIMIT)
+    assert ended.wait(LIMIT)
+    until(lambda: len(policy.runs) == 0)
+    loops.close()
 
 
 def test_a_dead_loop_is_noticed_by_who_comes_later() -> None:

@@ -19,9 +19,18 @@ from guarded.policies import _records
 from guarded.policies._records import Record
 from guarded.stores.contract import Claim, IdempotentStore, InThreads, Reply
 from guarded.stores.memory import MemoryStore
+from guarded.stores.upkeep import upkeep
 from guarded.testing import capture, virtual_time
 
 KEY = "k"
+
+
+@pytest.fixture(autouse=True)
+def _no_chores_left() -> Iterator[None]:
+    """Leave no chore to the next test: what a test has cut off would be tried again in its time."""
+    yield
+    for _, _, chore in list(upkeep._heap):
+        chore.cancel()
 
 
 class DurableStore(InThreads):
@@ -416,3 +425,130 @@ def test_sync_wait_for_another_process_on_a_loop_thread_raises() -> None:
             charge(KEY)
 
     asyncio.run(main())
+
+
+def test_who_comes_while_the_store_is_asked_waits_for_its_answer() -> None:
+    """A duplicate that would be refused may yet find a finished record, and other arguments no record at all."""
+
+    async def main(**options: Any) -> list[Any]:
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        class Slow(DurableStore):
+            async def begin_async(self, key: str, claim: Claim) -> Reply[bytes]:
+                asked.set()
+                await answer.wait()
+                return self.begin(key, claim)
+
+        @idempotent("order", store=Slow(), **options)
+        async def work(order: str, amount: int) -> int:
+            await asyncio.sleep(0)
+            return amount
+
+        first = asyncio.create_task(work(KEY, 1))
+        await asked.wait()
+        others = [asyncio.create_task(work(KEY, 1)), asyncio.create_task(work(KEY, 2))]
+        await asyncio.sleep(0)
+        others[1 if options else 0].cancel()
+        await asyncio.sleep(0)
+        answer.set()
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
+    first, same, cancelled = asyncio.run(main(on_duplicate="reject"))
+    assert first == 1
+    assert isinstance(same, InProgress)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    first, cancelled, other = asyncio.run(main())
+    assert first == 1
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert isinstance(other, KeyMismatch)
+
+
+def test_a_release_that_fails_is_made_up_for() -> None:
+    """A failed run whose key could not be freed at once is freed as soon as the store listens."""
+
+    def body() -> Any:
+        raise LookupError("x")
+
+    store = DurableStore()
+    with virtual_time(auto=False) as time:
+        for call, runs in both_ways(store, body):
+            store.broken = {"release"}
+            with pytest.raises(LookupError):
+                call()
+            assert len(store.records) == 1
+            store.broken = set()
+            _advance_until(time, lambda: not store.records)
+            with pytest.raises(LookupError):
+                call()
+            assert len(runs) == 2
+
+
+def test_a_store_that_stays_away_is_given_up_with_the_result() -> None:
+    """Once its ttl is over the unsaved result is forgotten here too."""
+    store = DurableStore()
+    charge, runs = charge_on(store, ttl=60, lease=3)
+    with virtual_time(auto=False) as time:
+        store.broken = {"complete"}
+        charge(KEY)
+        policy = charge.layers[0]  # type: ignore[attr-defined]
+        assert policy.snapshot() == {"store": "fake", "running": 1}
+        _advance_until(time, lambda: policy.snapshot()["running"] == 0, 5.0)
+        store.broken = set()
+        store.records.clear()
+        charge(KEY)
+    assert runs == [KEY, KEY]
+
+
+def test_an_interrupt_while_the_store_is_told_loses_nothing() -> None:
+    """KeyboardInterrupt passes, and the result is kept all the same."""
+    store = DurableStore()
+    real, interrupted = store.complete, []
+
+    def complete(key: str, claim: Claim, payload: bytes) -> bool:
+        if not interrupted:
+            interrupted.append(key)
+            raise KeyboardInterrupt
+        return real(key, claim, payload)
+
+    store.complete = complete  # type: ignore[method-assign]
+    charge, runs = charge_on(store)
+    with pytest.raises(KeyboardInterrupt):
+        charge(KEY)
+    assert charge(KEY) == Receipt(KEY, 1)
+    assert runs == [KEY]
+
+
+def test_a_renewal_that_fails_is_told_and_tried_again() -> None:
+    """A store that is away for one renewal does not cost the lease."""
+    store = DurableStore()
+    with virtual_time(auto=False) as time, capture("WARNING") as events:
+
+        def body() -> str:
+            store.broken = {"renew"}
+            _advance_until(time, lambda: len(events) > 0, 0.25)
+            store.broken = set()
+            before = store.calls.count("renew")
+            _advance_until(time, lambda: store.calls.count("renew") > before, 0.25)
+            return "done"
+
+        for call, _ in both_ways(store, body, lease=3):
+            events.clear()
+            assert call() == "done"
+            assert {event.reason for event in events} == {"lease not renewed"}
+
+
+def test_a_lease_lost_during_the_body_is_told_at_its_renewal() -> None:
+    """The holder learns of it while it still runs."""
+    store = DurableStore()
+    with virtual_time(auto=False) as time, capture("WARNING") as events:
+
+        def body() -> str:
+            store.seize()
+            _advance_until(time, lambda: len(events) > 0, 0.25)
+            return "done"
+
+        for call, _ in both_ways(store, body, lease=3):
+            events.clear()
+            assert call() == "done"
+            assert {event.reason for event in events} == {"lease lost"}
+            store.records.clear()
