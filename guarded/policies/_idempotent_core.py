@@ -6,7 +6,6 @@ a copy does after the body has run changes what its caller gets. Times are secon
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from guarded import errors
 from guarded._core import clock, waiters
-from guarded._core.binding import underlying
 from guarded._core.call import Call
 from guarded._core.fork import after_fork
 from guarded._core.keys import binder_for, compile_key, digest, fingerprint
@@ -395,9 +393,3 @@ def is_own(run: Run, call: Call, error: Exception) -> bool:
     if isinstance(error, DeadlineExceeded):
         return error.until in run.untils
     return isinstance(error, Cancelled) and call.token is not None and call.token.cancelled
-
-
-def is_method(wrapped: Any) -> bool:
-    """Whether calls depend on an instance: a method, a class method, or an object with ``__call__``."""
-    target, args, _ = underlying(wrapped)
-    return binder_for(wrapped).instance is not None or bool(args) or not inspect.isroutine(target)

@@ -8,6 +8,7 @@ sync work runs in the thread of the first caller. Times are seconds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -17,12 +18,12 @@ from guarded._core import clock, waiters
 from guarded._core.binding import underlying
 from guarded._core.call import Call
 from guarded._core.durations import Duration, format_duration, parse_duration
-from guarded._core.keys import compile_key, key_problem
+from guarded._core.keys import binder_for, compile_key, key_problem
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded._core.waiters import ThreadWaiter
 from guarded.policies._idempotent_async import AsyncShell
-from guarded.policies._idempotent_core import AGAIN, JOINING, Conduct, is_method, is_own, polls
+from guarded.policies._idempotent_core import AGAIN, JOINING, Conduct, is_own, polls
 from guarded.policies._inflight import Cut, Failed, Neutral, Outcome, Phase, Returned, Run, Runs, Step
 from guarded.policies._results import Bytes, Copies, Keeper, return_problem
 from guarded.stores.contract import IdempotentStore, Running
@@ -163,6 +164,12 @@ class _SyncShell:
             del outcome  # the traceback of a failure has this frame: no cycle through its outcome
 
 
+def _is_method(wrapped: Any) -> bool:
+    """Whether calls depend on an instance: a method, a class method, or an object with ``__call__``."""
+    target, args, _ = underlying(wrapped)
+    return binder_for(wrapped).instance is not None or bool(args) or not inspect.isroutine(target)
+
+
 class Idempotent(Policy[IdempotentOptions]):
     """Runs a function once per key and gives every further caller a fresh copy of the result.
 
@@ -208,7 +215,7 @@ class Idempotent(Policy[IdempotentOptions]):
             raise TypeError(f"{site.function} cannot be idempotent: {problem}")
         if self.options.key is not None:
             compile_key(self.options.key, site.wrapped)
-        elif is_method(site.wrapped):
+        elif _is_method(site.wrapped):
             raise TypeError(
                 f"{site.function} is a method, whose instance cannot be part of a key: name the key, "
                 "as in @idempotent(key='order_id')"
