@@ -1,6 +1,6 @@
 """rate: how many per time.
 
-One budget for threads and any number of event loops. Beside this: `_rate_core` counts, `_rate_queue` keeps those who
+One budget for threads and any number of event loops. Beside this: `_rate_meters` count, `_rate_queue` keeps those who
 wait in order of arrival, `_rate_lines` holds all keys under one lock, `_rate_wait` sleeps, `_rate_shells` goes around
 callables, `_turns` lets a rate inside a limit wait without a permit. Waits are seconds, costs are units.
 """
@@ -20,9 +20,10 @@ from guarded._core.keys import Key, amount_problem, canonical
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
-from guarded.policies._rate_core import Algorithm, make_meter
+from guarded.policies._rate_core import Algorithm
 from guarded.policies._rate_hand import Admission, Peek, RateSnapshot, Reservation, Spent
 from guarded.policies._rate_lines import Lines
+from guarded.policies._rate_meters import make_meter
 from guarded.policies._rate_options import RateOptions
 from guarded.policies._rate_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._rate_wait import Gate

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from guarded._core import clock
 from guarded._core.virtual import VirtualTime
-from guarded.policies._rate_core import Algorithm, Meter, Quota, make_meter
+from guarded._core.waiters import ThreadWaiter
+from guarded.policies._rate_core import Algorithm, Meter, Quota
+from guarded.policies._rate_meters import make_meter
 from guarded.policies._rate_queue import Floor, Line, Ticket
 from guarded.policies.rate import rate
 
@@ -287,6 +289,66 @@ def test_late_callers_never_start_too_much(
             assert due > now
             resumes.append((due, ticket))
     assert len(events) == len(waiting)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.integers(0, 8),
+        st.sampled_from(["take", "join", "reserve", "resume", "resume", "leave", "withdraw", "pause"]),
+        st.integers(1, 3),
+    ),
+    max_size=50,
+)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(deadline=None)
+@given(quotas=QUOTAS.map(tuple), operations=OPERATIONS)
+def test_mixed_traffic_keeps_the_quota(
+    algorithm: Algorithm, quotas: tuple[Quota, ...], operations: list[tuple[int, str, int]]
+) -> None:
+    """Newcomers, late waiters, reservations, leavers and pauses: what starts fits the model, in order, on time.
+
+    Whoever is the first to wait never sleeps past its due time, which is how later ones are known to be woken.
+    """
+    line, events, now = waiting_line(algorithm, quotas), [], 0
+    asleep: list[Ticket] = []
+    reserved: list[Ticket] = []
+    for pause, operation, asked in operations:
+        now += pause
+        cost = cap(quotas, asked)
+        if operation == "take":
+            if line.take(now, cost) is not None:
+                assert now >= line.floor.until
+                events.append((now, cost))
+        elif operation in ("join", "reserve"):
+            due = line.due(now, cost)
+            ticket = Ticket(line, cost, ThreadWaiter() if operation == "join" else None)
+            line.join(now, ticket, due)
+            (asleep if operation == "join" else reserved).append(ticket)
+        elif operation == "pause":
+            line.settle(now)
+            line.floor.until, line.floor.up = max(line.floor.until, now + asked), True
+            line.changed(now)
+        elif asleep:
+            ticket = asleep.pop(asked % len(asleep))
+            if operation == "leave":
+                line.leave(now, ticket)
+            elif operation == "withdraw":
+                line.withdraw(now, ticket)
+                asleep.append(ticket)
+            elif line.admit(now, ticket):
+                events.append((now, ticket.cost))
+            else:
+                asleep.append(ticket)
+        line.settle(now)
+        started = events + [(ticket.at, ticket.cost) for ticket in reserved if not ticket.queued]
+        for number, (time, units) in enumerate(sorted(started)):
+            assert allows(algorithm, quotas, sorted(started)[:number], time, units)
+        first = next((ticket for ticket in line.queue if ticket.waiter is not None), None)
+        if first is not None:
+            assert first.timer <= line.due_of(now, first)
+    assert line.users == len(asleep)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
