@@ -44,6 +44,7 @@ class Limit(Policy[LimitOptions]):
     """
 
     kind = "limit"
+    _label: str | None
 
     def __init__(self, options: LimitOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
@@ -56,15 +57,23 @@ class Limit(Policy[LimitOptions]):
         self._pools: Pool | KeyedPools = make(self.options.initial, self.options.max_queue)
         self._adopt()
 
+    @property
+    def label(self) -> str:
+        """Name, else the repr, which is made once: a long queue asks for it often."""
+        if self._label is None:
+            self._label = self.name or repr(self)
+        return self._label
+
     def _adopt(self) -> None:
         """What follows from the options without touching the pools."""
+        self._label = None
         options, size = self.options, self.options.max_concurrent
         self.max_wait = inf if options.max_wait is None else options.max_wait
         self.learner = Learner(self, size) if isinstance(size, Adaptive) else None
         self._weight = None if isinstance(options.weight, str) or callable(options.weight) else options.weight
         self._priority = options.priority if isinstance(options.priority, int) else 0
-        quick = self._weight == 1 and self.learner is None and isinstance(self._pools, Pool)
-        self._quick = self._pools if quick and isinstance(self._pools, Pool) else None  # no lock needed to get in
+        pools = self._pools if self._weight == 1 and self.learner is None else None
+        self._quick = pools if isinstance(pools, Pool) else None  # may be taken from without the lock
 
     def __repr__(self) -> str:
         given = [repr(self.options.max_concurrent)]
