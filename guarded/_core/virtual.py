@@ -93,17 +93,19 @@ class VirtualTime:
         if until is not None:
             self._add(timer)
         try:
-            return self._poll(gate, timer)
+            return self._poll(gate, timer, until)
         finally:
             self._parked.pop(me, None)
             timer.cancel()
             self._activity += 1
 
-    def _poll(self, gate: clock.Gate, timer: _Timer) -> bool:
+    def _poll(self, gate: clock.Gate, timer: _Timer, until: float | None) -> bool:
         seen, quiet = self._activity, 0.0
         while not gate.acquire(timeout=GRACE if threading.active_count() > 1 or not self._auto else 0.0):
             if timer.done:
                 return gate.acquire(blocking=False)
+            if clock.installed() is not self:  # the block is over: whoever is still parked waits on in real time
+                return clock.park(gate, None if until is None else clock.monotonic() + until - self.monotonic())
             if seen != self._activity:
                 seen, quiet = self._activity, 0.0
             elif self._auto and quiet >= self._patience():
