@@ -1,0 +1,102 @@
+"""Where the state of policies lives: this process, one machine, or a fleet.
+
+`open_store` turns an address into a store. A store has a face for each kind of policy it can keep: ``rates``,
+``limits``, ``circuits`` and ``idempotent`` (see the contract modules). One address is one store in a process.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+from guarded.events.redact import scrub
+from guarded.stores.health import Health
+
+_KINDS = {
+    "redis": ("redis", "RedisStore"),
+    "rediss": ("redis", "RedisStore"),
+    "valkey": ("redis", "RedisStore"),
+    "valkeys": ("redis", "RedisStore"),
+    "unix": ("redis", "RedisStore"),
+    "sqlite": ("sqlite", "SQLiteStore"),
+    "postgres": ("postgres", "PostgresStore"),
+    "postgresql": ("postgres", "PostgresStore"),
+}
+FACES = {"rate": "rates", "limit": "limits", "circuit": "circuits", "idempotent": "idempotent"}
+
+_lock = threading.Lock()
+_open: dict[tuple[str, tuple[tuple[str, Any], ...]], Any] = {}
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What every store has beside its faces.
+
+    Attributes:
+        name: what events and errors call it; holds no credential.
+        health: whether it can be used, shared by all policies on it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def health(self) -> Health: ...
+
+
+def open_store(address: Any, **options: Any) -> Any:
+    """The store of an address, the same object each time; None for ``memory://``, the state of this process.
+
+    Args:
+        address: ``redis://host:6379/0``, ``rediss://``, ``valkey://``, ``unix:///path``, ``sqlite:///path``,
+            ``postgresql://…``, ``memory://``; a store, or None, is given back as it is.
+        options: of the kind of store, such as ``timeout="50ms"``.
+
+    Raises:
+        ValueError: no such kind of store, its driver is not installed, or an option is wrong.
+    """
+    if not isinstance(address, str):
+        return address
+    scheme, colon, _ = address.partition(":")
+    if scheme == "memory" and colon:
+        return None
+    kind = _KINDS.get(scheme.lower()) if colon else None
+    if kind is None:
+        raise ValueError(f"store: {scrub(address)!r} is no address of a store: use one of {', '.join(_KINDS)}, memory")
+    key = address, tuple(sorted(options.items()))
+    with _lock:
+        found = _open.get(key)
+        if found is None:
+            found = _open[key] = _load(scheme, *kind)(address, **options)
+    return found
+
+
+def _load(scheme: str, module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(f"guarded.stores.{module}"), name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        raise ValueError(
+            f"store: {scheme} needs the package {missing!r}; install it with: pip install 'guarded[{module}]'"
+        ) from error
+
+
+def face_of(store: Any, kind: str) -> Any:
+    """The face of a store for a kind of policy; ValueError when it has none."""
+    if store is None:
+        return None
+    face = getattr(store, FACES[kind], None)
+    if face is None or not isinstance(store, Store):
+        raise ValueError(f"store={store!r}: keeps no state of a {kind}")
+    return face
+
+
+def problem_of(store: Any, kind: str, name: str | None) -> tuple[Any, str | None]:
+    """The store an option means, and what is wrong with it."""
+    try:
+        found = open_store(store)
+        face_of(found, kind)
+    except ValueError as error:
+        return None, str(error).removeprefix("store: ") if str(error).startswith("store=") else f"store: {error}"
+    return found, None

@@ -1,0 +1,78 @@
+"""Idempotency records on Redis: `IdempotentStore` over one script; payloads are bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from guarded.stores._redis_link import Script, Word
+from guarded.stores.contract import Abandoned, Claim, Finished, Mismatch, Reply, Running, Started
+
+if TYPE_CHECKING:
+    from guarded.stores.redis import RedisStore
+
+_US = 1_000_000
+_SCRIPT: Final = Script("idempotent")
+_CUT: Final = 253_402_300_799_000_000  # what is to be kept for ever is kept until the year 9999
+
+
+class RedisRecords:
+    """See `IdempotentStore` for the methods."""
+
+    durable = True
+
+    def __init__(self, store: RedisStore) -> None:
+        self._prefix = f"{store.prefix}idempotent:"
+        self._link = store.link
+        self.name = store.name
+        self.health = store.health
+
+    def begin(self, key: str, claim: Claim) -> Reply[bytes]:
+        """See `IdempotentStore.begin`."""
+        return _reply(self._link.run(*self._step("begin", key, claim, int(claim.take_over))))
+
+    async def begin_async(self, key: str, claim: Claim) -> Reply[bytes]:
+        """See `IdempotentStore.begin`."""
+        return _reply(await self._link.run_async(*self._step("begin", key, claim, int(claim.take_over))))
+
+    def complete(self, key: str, claim: Claim, payload: bytes) -> bool:
+        """See `IdempotentStore.complete`."""
+        return bool(self._link.run(*self._step("complete", key, claim, payload)))
+
+    async def complete_async(self, key: str, claim: Claim, payload: bytes) -> bool:
+        """See `IdempotentStore.complete`."""
+        return bool(await self._link.run_async(*self._step("complete", key, claim, payload)))
+
+    def renew(self, key: str, claim: Claim) -> bool:
+        """See `IdempotentStore.renew`."""
+        return bool(self._link.run(*self._step("renew", key, claim)))
+
+    async def renew_async(self, key: str, claim: Claim) -> bool:
+        """See `IdempotentStore.renew`."""
+        return bool(await self._link.run_async(*self._step("renew", key, claim)))
+
+    def release(self, key: str, claim: Claim) -> bool:
+        """See `IdempotentStore.release`."""
+        return bool(self._link.run(*self._step("release", key, claim)))
+
+    async def release_async(self, key: str, claim: Claim) -> bool:
+        """See `IdempotentStore.release`."""
+        return bool(await self._link.run_async(*self._step("release", key, claim)))
+
+    def _step(self, step: str, key: str, claim: Claim, *more: Word) -> tuple[Script, list[str], list[Word]]:
+        given: list[Word] = [step, claim.owner, claim.fingerprint or "", _us(claim.lease), _us(claim.ttl), *more]
+        return _SCRIPT, [self._prefix + key], given
+
+
+def _us(seconds: float) -> int:
+    return _CUT if seconds * _US >= _CUT else int(seconds * _US)
+
+
+def _reply(reply: list[Any]) -> Reply[bytes]:
+    kind = reply[0]
+    if kind == b"started":
+        return Started(None if reply[1] < 0 else reply[1] / _US)
+    if kind == b"finished":
+        return Finished(reply[1], max(0, reply[2]) / _US)
+    if kind == b"running":
+        return Running(reply[1] / _US)
+    return Mismatch(bool(reply[1])) if kind == b"mismatch" else Abandoned(max(0, reply[1]) / _US)

@@ -1,0 +1,130 @@
+"""A store on a Redis (6.2 and up) or Valkey server, for a fleet: rates, limits, circuits and idempotency records.
+
+Every decision is one script on the server, by the server's clock, in one round trip; every key expires. Threads use the
+sync client of redis-py, tasks its asyncio client, over the same scripts. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from guarded._core.durations import Duration, parse_duration
+from guarded.stores import open_store
+from guarded.stores._redis_link import Link
+from guarded.stores.health import PROBE, Health
+
+if TYPE_CHECKING:
+    from guarded.stores._redis_circuits import RedisCircuits
+    from guarded.stores._redis_limits import RedisLimits
+    from guarded.stores._redis_rates import RedisRates
+    from guarded.stores._redis_records import RedisRecords
+
+TIMEOUT = 0.25
+LEASE = 10.0
+PREFIX = "guarded:"
+
+
+class RedisStore:
+    """State shared by all processes that use the same server and prefix.
+
+    Made by `guarded.stores.open_store`, so that there is one for each address in a process.
+
+    Args:
+        url: ``redis://[user:password@]host:port/db``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://path``.
+        timeout: how long one step may take before the store counts as failed; default 250 ms.
+        lease: how long a permit of a limit stays with a process that does not renew it; default 10 s.
+        prefix: what every key begins with.
+        probe: how often a failed store is tried; default 1 s.
+
+    Raises:
+        ValueError: naming every wrong option.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: Duration = TIMEOUT,
+        lease: Duration = LEASE,
+        prefix: str = PREFIX,
+        probe: Duration = PROBE,
+    ) -> None:
+        given = {"timeout": timeout, "lease": lease, "prefix": prefix, "probe": probe}
+        seconds: dict[str, float] = {}
+        problems = []
+        for option, value in (("timeout", timeout), ("lease", lease), ("probe", probe)):
+            try:
+                seconds[option] = parse_duration(value, option=option)
+            except ValueError as error:
+                problems.append(str(error))
+        if not isinstance(prefix, str) or "{" in prefix or "}" in prefix:
+            problems.append(f"prefix={prefix!r}: must be text without braces, which tell a cluster where keys live")
+        try:
+            link = Link(_for_redis_py(url), seconds.get("timeout", TIMEOUT))
+        except ValueError as error:
+            problems.append(f"url: {error}")
+        if problems:
+            raise ValueError("store: " + "; ".join(problems))
+        self.prefix = prefix
+        self.lease = seconds["lease"]
+        self.link = link
+        self.name = _public(url)
+        self.health = Health(self.name, seconds["probe"])
+        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
+
+    @cached_property
+    def rates(self) -> RedisRates:
+        """For `rate`."""
+        from guarded.stores._redis_rates import RedisRates
+
+        return RedisRates(self)
+
+    @cached_property
+    def limits(self) -> RedisLimits:
+        """For `limit`."""
+        from guarded.stores._redis_limits import RedisLimits
+
+        return RedisLimits(self)
+
+    @cached_property
+    def circuits(self) -> RedisCircuits:
+        """For `circuit`."""
+        from guarded.stores._redis_circuits import RedisCircuits
+
+        return RedisCircuits(self)
+
+    @cached_property
+    def idempotent(self) -> RedisRecords:
+        """For `idempotent`."""
+        from guarded.stores._redis_records import RedisRecords
+
+        return RedisRecords(self)
+
+    def close(self) -> None:
+        """Close the connections that threads have left; those of event loops end with their loop."""
+        self.link.close()
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+
+_DEFAULTS = {"timeout": TIMEOUT, "lease": LEASE, "prefix": PREFIX, "probe": PROBE}
+_OTHER_NAMES = {"valkey": "redis", "valkeys": "rediss"}
+
+
+def _for_redis_py(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    return _OTHER_NAMES.get(scheme.lower(), scheme.lower()) + colon + rest
+
+
+def _public(url: str) -> str:
+    """The address without user, password and options."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"
