@@ -7,6 +7,7 @@ on to its end, and the client finds the response when it asks again.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,6 +21,10 @@ from guarded.integrations._problems import Problem, make_problem, problem_for
 from guarded.integrations._replay import MAX_BODY, Replays, Response
 
 __all__ = ["GuardedMiddleware", "client_key"]
+
+_GONE = {"type": "http.disconnect"}
+READ_AHEAD = 65_536
+"""Bytes of a body that are read before the application asks; while more is there, a client's leaving goes unnoticed."""
 
 Message: TypeAlias = MutableMapping[str, Any]
 # Loose, since every framework has types of its own for these.
@@ -59,6 +64,10 @@ class GuardedMiddleware:
         finally:
             _clients.running.reset(handling)
 
+    async def run(self, scope: Any, client: _Client | _Given, send: Send) -> None:
+        """Hand a request to the application; cancelled when nobody waits for the response any more."""
+        await self.app(scope, client.receive, send)
+
     async def _handle(self, request: Incoming, scope: Any, receive: Receive, answer: _Answer) -> None:
         replays = self.rules.replays
         key = None if replays is None else replays.key_of(request)
@@ -71,9 +80,9 @@ class GuardedMiddleware:
 
     async def _serve(self, request: Incoming, scope: Any, receive: Receive, answer: _Answer) -> None:
         token = CancelToken()
-        client = _Client(receive, token)
-        request.run = partial(self.app, scope, client.receive, answer.send)
-        if not _has_body(request):
+        client = _Client(receive, token, answer)
+        request.run = partial(self.run, scope, client, answer.send)
+        if request.header("Expect") is None:  # who waits for "100 Continue" gets it when the application wants the body
             client.watch()
         try:
             with token:
@@ -87,7 +96,7 @@ class GuardedMiddleware:
     async def _replay(
         self, replays: Replays, key: str, request: Incoming, scope: Any, receive: Receive, answer: _Answer
     ) -> None:
-        body = await _read_body(request, receive)
+        body = await _read_body(receive)
         if body is None:
             return
         if isinstance(body, Problem):
@@ -99,7 +108,7 @@ class GuardedMiddleware:
             nonlocal own
             own = True
             capture = _Capture()
-            request.run = partial(self.app, scope, _given(body), capture.send)
+            request.run = partial(self.run, scope, _Given(body), capture.send)
             await self.rules.serve_async(request)
             return capture.response()
 
@@ -113,57 +122,98 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self.forward = send
         self.started = False
+        self.complete = False
 
     async def send(self, message: Message) -> None:
         """Given to the application."""
         if message["type"] == "http.response.start":
             self.started = True
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
         await self.forward(message)
 
 
 class _Client:
-    """The other end: once its request is all here, nothing can come from it but its leaving."""
+    """The other end: reads ahead of the application, so that the client's leaving is noticed while the work goes on."""
 
-    def __init__(self, receive: Receive, token: CancelToken) -> None:
+    def __init__(self, receive: Receive, token: CancelToken, answer: _Answer) -> None:
         self._receive = receive
         self._token = token
-        self._watching: asyncio.Task[Message] | None = None
-        self._first: asyncio.Future[Message] | None = None
+        self._answer = answer
+        self._messages: deque[Message] = deque()
+        self._ahead = 0
+        self._moved = asyncio.Event()
+        self._reading: asyncio.Task[Message] | None = None
         self.gone = False
 
     def watch(self) -> None:
-        """There is no body: read the empty first message for the application, and go on to watch."""
-        self._first = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.ensure_future(self._look(self._first))
+        """Start to read."""
+        self._reading = self._reading or asyncio.ensure_future(self._read())
 
     async def receive(self) -> Message:
         """Given to the application."""
-        if self._first is not None:
-            first = await asyncio.shield(self._first)
-            self._first = None
-            return first
-        if self._watching is not None:
-            return await asyncio.shield(self._watching)
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self._watching = asyncio.ensure_future(self._look(None))
-        return message  # type: ignore[no-any-return]
+        self.watch()
+        while not self._messages:
+            if self._reading is not None and self._reading.done():
+                return self._reading.result()  # the client has gone, for good
+            self._moved.clear()
+            await self._moved.wait()
+        message = self._messages.popleft()
+        self._ahead -= len(message.get("body", b""))
+        self._moved.set()
+        return message
 
-    async def _look(self, first: asyncio.Future[Message] | None) -> Message:
-        while True:
-            message = await self._receive()
-            if first is not None and not first.done():
-                first.set_result(message)
-            if message["type"] == "http.disconnect":
-                self.gone = True
-                self._token.cancel("the client has gone away")
-                return message  # type: ignore[no-any-return]
+    async def _read(self) -> Message:
+        try:
+            while True:
+                while self._ahead > READ_AHEAD:
+                    self._moved.clear()
+                    await self._moved.wait()
+                message: Message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    return self._left(message)
+                self._messages.append(message)
+                self._ahead += len(message.get("body", b""))
+                self._moved.set()
+        finally:
+            self._moved.set()
+
+    def _left(self, message: Message) -> Message:
+        if not self._answer.complete:  # servers say the same when the response is out
+            self.gone = True
+            self._token.cancel("the client has gone away")
+        return message
+
+    def hang_up(self) -> None:
+        """Tell the application that the client has gone, whether it has or not."""
+        self._messages.append(_GONE)
+        self._moved.set()
 
     async def close(self) -> None:
-        """The response is out: stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+        """The response is out: stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+
+
+class _Given:
+    """A body that has been read; its client is taken to stay."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self._gone = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """Given to the application."""
+        body, self._body = self._body, None
+        if body is not None:
+            return body
+        await self._gone.wait()
+        return _GONE
+
+    def hang_up(self) -> None:
+        """Tell the application that the client has gone."""
+        self._gone.set()
 
 
 class _Capture:
@@ -201,11 +251,7 @@ def _read(rules: Inbound, scope: Any) -> Incoming:
     return Incoming(rules, scope["method"], target, client[0] if client else None, headers)
 
 
-def _has_body(request: Incoming) -> bool:
-    return request.header("Transfer-Encoding") is not None or request.header("Content-Length") not in (None, "0")
-
-
-async def _read_body(request: Incoming, receive: Receive) -> bytes | Problem | None:
+async def _read_body(receive: Receive) -> bytes | Problem | None:
     """The whole body, a refusal when it is too long, or None when the client is gone."""
     chunks: list[bytes] = []
     size = 0
@@ -219,18 +265,6 @@ async def _read_body(request: Incoming, receive: Receive) -> bytes | Problem | N
             return make_problem(413, "too_large", f"A request with an Idempotency-Key may have up to {MAX_BODY} bytes.")
         if not message.get("more_body", False):
             return b"".join(chunks)
-
-
-def _given(body: bytes) -> Receive:
-    """Gives the application a body that has been read; the client is taken to stay."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
-
-    return receive
 
 
 async def _send_problem(problem: Problem, send: Send) -> None:

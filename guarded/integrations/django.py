@@ -6,6 +6,7 @@ rejections in views become responses, ``MIDDLEWARE = ["guarded.integrations.djan
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,21 @@ __all__ = ["RejectionMiddleware", "client_key", "install", "problem_response"]
 def install(application: Any, **options: Any) -> Any:
     """`application` with the guards in front of it. Options as for the ASGI and WSGI middleware."""
     if isinstance(application, ASGIHandler):
-        return asgi.GuardedMiddleware(application, **options)
+        return _Told(application, **options)
     return wsgi.GuardedMiddleware(application, **options)
+
+
+class _Told(asgi.GuardedMiddleware):
+    """For Django's handler: cancelled, it leaves its tasks behind; told that the client has gone, it ends them."""
+
+    async def run(self, scope: Any, client: Any, send: asgi.Send) -> None:
+        handling = asyncio.ensure_future(super().run(scope, client, send))
+        try:
+            await asyncio.shield(handling)
+        except asyncio.CancelledError:
+            client.hang_up()
+            await asyncio.wait({handling})
+            raise
 
 
 class RejectionMiddleware:

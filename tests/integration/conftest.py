@@ -204,3 +204,9 @@ def serve_asgi(stack: ExitStack) -> Callable[[Any], str]:
 def serve_wsgi(stack: ExitStack) -> Callable[[Any], str]:
     """Serves a WSGI application; gives its URL."""
     return lambda app: stack.enter_context(wsgi_server(app))
+
+
+@pytest.fixture
+def serve_raw(stack: ExitStack) -> Callable[[Any], str]:
+    """Serves connections with ``serve(reader, writer)``; gives its URL."""
+    return lambda serve: stack.enter_context(on_a_loop(serve))

@@ -370,7 +370,7 @@ def test_statuses_may_be_told(upstream: Any) -> None:
 
 def test_wrong_options_are_all_named() -> None:
     """At construction."""
-    with pytest.raises(ValueError, match="guards=3.*statuses=99.*idempotency_key='yes'.*timeout_header=''"):
+    with pytest.raises(ValueError, match=r"guards=3.*statuses=99.*idempotency_key='yes'.*timeout_header=''"):
         GuardedTransport(3, statuses=[99], idempotency_key="yes", timeout_header="")  # type: ignore[arg-type]
 
 
