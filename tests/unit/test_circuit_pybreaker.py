@@ -304,6 +304,20 @@ def test_calls_through_the_register_share_the_count(time: VirtualTime) -> None:
     assert gateway.state == "closed"
 
 
+def test_calls_through_the_register_count_in_a_window_too() -> None:
+    """There the circuit itself decides, and tells."""
+    gateway = circuit("gateway", failure_rate=0.5, min_calls=2)
+    recorder = Recorder()
+    gateway.breaker.add_listener(recorder)
+    with capture() as events:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                gateway.breaker.call(lambda: 1 / 0)
+    assert gateway.state == "open"
+    assert ("closed", "open", "open", "open") in recorder.heard
+    assert [event.name for event in events if event.layer == "circuit"] == ["circuit.opened"]
+
+
 # Adopting
 
 
@@ -336,7 +350,7 @@ def test_an_adopted_breaker_is_the_register() -> None:
         run = runner(gateway)
         fail(run, 2, KeyError)
         fail(run)
-        assert ("closed", "open", "open", "open") in recorder.heard
+        assert recorder.heard[-2:] == [("failure", "ConnectionError"), ("closed", "open", "open", "open")]
         with pytest.raises(CircuitOpen):
             run()
         breaker.close()
