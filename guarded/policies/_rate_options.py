@@ -10,6 +10,7 @@ from guarded._core.durations import format_duration, parse_duration, parse_durat
 from guarded._core.keys import amount_problem, key_problem
 from guarded._core.quotas import parse_rate_spec
 from guarded.policies._rate_core import Algorithm, Quota
+from guarded.policies._store_option import WhenStoreFails, read_store
 
 _ALGORITHMS = get_args(Algorithm)
 
@@ -25,11 +26,17 @@ class RateOptions:
     key: str | Callable[..., object] | None = None
     cost: int | str | Callable[..., int] = 1
     store: Any = None
+    when_store_fails: WhenStoreFails = "local"
 
     @classmethod
-    def checked(cls, spec: Any, per: Any, max_wait: Any, **given: Any) -> RateOptions:
+    def checked(
+        cls, spec: Any, per: Any, max_wait: Any, *, store: Any = None, name: str | None = None, **given: Any
+    ) -> RateOptions:
         """The options, or one ValueError that names every wrong one."""
         problems: list[str] = []
+        when_store_fails = given.pop("when_store_fails", "local")
+        if store is not None or when_store_fails != "local":
+            store = read_store(store, "rate", name, when_store_fails, problems)
         quotas = _read_quotas(spec, per, problems)
         if max_wait is not None:
             try:
@@ -39,7 +46,8 @@ class RateOptions:
         problems += _problems(quotas, **given)
         if problems:
             raise ValueError("rate: " + "; ".join(problems))
-        return cls(spec="; ".join(map(_shown, quotas)), max_wait=max_wait, **given)
+        shown = "; ".join(map(_shown, quotas))
+        return cls(spec=shown, max_wait=max_wait, store=store, when_store_fails=when_store_fails, **given)
 
     @property
     def quotas(self) -> tuple[Quota, ...]:
@@ -67,7 +75,7 @@ def _read_quotas(spec: Any, per: Any, problems: list[str]) -> tuple[Quota, ...]:
         return ()
 
 
-def _problems(quotas: tuple[Quota, ...], *, burst: Any, algorithm: Any, key: Any, cost: Any, store: Any) -> list[str]:
+def _problems(quotas: tuple[Quota, ...], *, burst: Any, algorithm: Any, key: Any, cost: Any) -> list[str]:
     problems = []
     if algorithm not in _ALGORITHMS:
         problems.append(f"algorithm={algorithm!r}: must be one of {', '.join(_ALGORITHMS)}")

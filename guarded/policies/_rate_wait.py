@@ -71,7 +71,7 @@ class Gate:
             call.turn = None
             verdict = self._rate.lines.resume(turn.ticket, True)
             if isinstance(verdict, Refusal):
-                raise self._exceeded(call, verdict)
+                raise self.exceeded(call, verdict)
         if not turn.ticket.done:
             raise MustWait(turn)
         return turn.ticket.mark
@@ -82,7 +82,7 @@ class Gate:
         """A ticket, `done` or in the queue."""
         ticket = self._rate.lines.begin(key, cost, waiter, max_wait, call.until)
         if isinstance(ticket, Refusal):
-            raise self._exceeded(call, ticket)
+            raise self.exceeded(call, ticket)
         if not ticket.done and waiter is not None:
             try:
                 self._before_waiting(call, ticket)
@@ -107,7 +107,7 @@ class Gate:
                 woken = waiters.wait(call, ticket.waiter, self._rate.lines.until(ticket.timer), during)  # type: ignore[arg-type]
                 verdict = step(ticket, woken)
             if isinstance(verdict, Refusal):
-                raise self._exceeded(call, verdict)
+                raise self.exceeded(call, verdict)
         except BaseException:
             self._rate.lines.abandon(ticket)
             raise
@@ -122,12 +122,13 @@ class Gate:
                 woken = await waiters.wait_async(call, ticket.waiter, until, during)  # type: ignore[arg-type]
                 verdict = step(ticket, woken)
             if isinstance(verdict, Refusal):
-                raise self._exceeded(call, verdict)
+                raise self.exceeded(call, verdict)
         except BaseException:
             self._rate.lines.abandon(ticket)
             raise
 
-    def _exceeded(self, call: Call, refusal: Refusal) -> RateExceeded:
+    def exceeded(self, call: Call, refusal: Refusal) -> RateExceeded:
+        """The error for a call that may not wait, told to the bus."""
         after, queued = refusal
         bus.emit("rate.rejected", call, self._rate, retry_after=after, queued=queued)
         label, options = self._rate.label, self._rate.options

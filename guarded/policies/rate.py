@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
@@ -21,13 +21,17 @@ from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
 from guarded.policies._rate_core import Algorithm
-from guarded.policies._rate_hand import Admission, Peek, RateSnapshot, Reservation, Spent
+from guarded.policies._rate_hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
 from guarded.policies._rate_lines import Lines
 from guarded.policies._rate_meters import make_meter
 from guarded.policies._rate_options import RateOptions
 from guarded.policies._rate_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._rate_wait import Gate
+from guarded.policies._store_option import WhenStoreFails
 from guarded.policies._turns import waits_outside
+
+if TYPE_CHECKING:
+    from guarded.policies._rate_stored import StoredRate
 
 __all__ = ["Admission", "Peek", "Rate", "RateOptions", "RateSnapshot", "Reservation", "rate"]
 
@@ -59,8 +63,14 @@ class Rate(Policy[RateOptions]):
         options = self.options
         self.max_wait = inf if options.max_wait is None else options.max_wait
         self.capacity = options.capacity
+        self.stored = None if options.store is None else self._in_store()
         self._cost = None if isinstance(options.cost, str) or callable(options.cost) else options.cost
         self._plain = self._cost if options.key is None else None  # what a call without arguments costs
+
+    def _in_store(self) -> StoredRate:
+        from guarded.policies._rate_stored import StoredRate  # only where there is a store
+
+        return StoredRate(self)
 
     def _forget_callers(self) -> None:
         self.lines.forget_callers()
@@ -100,12 +110,16 @@ class Rate(Policy[RateOptions]):
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
         """Counts each call before it starts, waiting for its due time; of a generator, the start."""
+        if self.stored is not None:
+            return self.stored.shell(site, proceed)
         if self._is_quick(site) and self._cost is not None:
             return quick_shell(self, self._cost, proceed)
         return full_shell(self, Needs(self, site.wrapped), site, proceed)
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """The same for coroutine functions and async generators."""
+        if self.stored is not None:
+            return self.stored.async_shell(site, proceed)
         if self._is_quick(site) and self._cost is not None:
             return quick_async_shell(self, self._cost, proceed)
         return full_async_shell(self, Needs(self, site.wrapped), site, proceed)
@@ -130,6 +144,8 @@ class Rate(Policy[RateOptions]):
             ValueError: no whole number from 1 up, or above the capacity.
             TypeError: a key or cost is missing, or there are no keys.
         """
+        if self.stored is not None:
+            return self.stored.try_take(current.get() or Call(), self._key_of(key), self._cost_of(cost))
         if cost is None and key is None and self._plain is not None:
             return self.lines.take(None, self._plain) is not None
         return self.lines.take(self._key_of(key), self._cost_of(cost)) is not None
@@ -147,6 +163,9 @@ class Rate(Policy[RateOptions]):
             DeadlineExceeded, Cancelled, Deadlock: like a guarded call.
         """
         given = self._key_of(key), self._cost_of(cost)
+        if self.stored is not None:
+            mark = self.stored.enter(current.get() or Call(), *given, self._patience(timeout))
+            return Admission([self, given[0], mark, given[1], None])
         mark = self.lines.take(*given)
         if mark is None:
             mark = self.gate.enter(current.get() or Call(), *given, self._patience(timeout))
@@ -161,6 +180,9 @@ class Rate(Policy[RateOptions]):
     ) -> Admission:
         """Like `acquire`, suspending the running task."""
         given = self._key_of(key), self._cost_of(cost)
+        if self.stored is not None:
+            mark = await self.stored.enter_async(current.get() or Call(), *given, self._patience(timeout))
+            return Admission([self, given[0], mark, given[1], None])
         mark = self.lines.take(*given)
         if mark is None:
             mark = await self.gate.enter_async(current.get() or Call(), *given, self._patience(timeout))
@@ -169,14 +191,19 @@ class Rate(Policy[RateOptions]):
     def reserve(self, cost: int | None = None, *, key: object = None, timeout: Duration | None = None) -> Reservation:
         """A place in the queue without waiting for it: the caller sleeps `Reservation.delay` itself, or cancels.
 
-        Arguments and errors are those of `acquire`. From its due time on it counts as used.
+        Arguments and errors are those of `acquire`. From its due time on it counts as used. TypeError where the state
+        lives in a store, which has to hear of the moment the caller goes on.
         """
+        if self.stored is not None:
+            raise TypeError(f"{self!r} makes no reservations: use acquire()")
         call = current.get() or Call()
         ticket = self.gate.begin(call, self._key_of(key), self._cost_of(cost), None, self._patience(timeout))
         return Reservation(self, ticket)
 
     def peek(self, cost: int | None = None, *, key: object = None) -> Peek:
         """What a call of that cost would meet; changes nothing."""
+        if self.stored is not None:
+            return self.stored.look(current.get() or Call(), self._key_of(key), self._cost_of(cost))
         free, delay, queued = self.lines.look(self._key_of(key), self._cost_of(cost))
         return Peek(free, delay, queued)
 
@@ -192,9 +219,22 @@ class Rate(Policy[RateOptions]):
         """
         spent = self._spent() if key is None else None
         if spent is None:
-            self.lines.correct(self._key_of(key), None, -self._cost_of(cost))
+            self._take_back(self._key_of(key), self._cost_of(cost))
         else:
             Admission(spent).settle(0 if cost is None else max(0, spent[3] - self._cost_of(cost)))
+
+    def _take_back(self, key: Key, cost: int) -> None:
+        if self.stored is None:
+            self.lines.correct(key, None, -cost)
+        else:
+            self.stored.correct(key, "", cost, -cost)
+
+    def correct(self, key: Key, mark: Any, cost: int, units: int) -> None:
+        """Count `units` more, or fewer, for an admission of `cost`, wherever that was counted."""
+        if isinstance(mark, StoredMark) and self.stored is not None:
+            self.stored.correct(key, mark, cost, units)
+        elif mark is not UNCOUNTED:
+            self.lines.correct(key, mark, units)
 
     def settle(self, actual: int) -> None:
         """Correct the cost of the running call to `actual` units, see `Admission.settle`.
@@ -214,13 +254,15 @@ class Rate(Policy[RateOptions]):
         """
         length = parse_duration(seconds, option="seconds")
         self.lines.pause(length)
+        if self.stored is not None:
+            self.stored.pause(length)
         bus.emit("rate.paused", current.get(), self, delay=length)
 
     def snapshot(self) -> RateSnapshot:
         """What is free and who waits, at this moment."""
         keyed = self.options.key is not None
         keys, queued, paused = self.lines.totals()
-        free = None if keyed else self.lines.look(None, 1).free
+        free = None if keyed or self.stored is not None else self.lines.look(None, 1).free
         return RateSnapshot(self.options.spec, self.options.algorithm, free, queued, paused, keys if keyed else None)
 
     def _spent(self) -> Spent | None:
@@ -282,6 +324,7 @@ def rate(
     key: str | Callable[..., object] | None = None,
     cost: int | str | Callable[..., int] = 1,
     store: Any = None,
+    when_store_fails: WhenStoreFails = "local",
 ) -> Rate:
     """Let so many calls, or units of cost, through per time; the others wait for their due time, in order.
 
@@ -299,7 +342,10 @@ def rate(
             while it is in use: one that decides like a new one is forgotten.
         cost: units of a call: a number, a parameter name, a template or a callable; ValueError at the call when it is
             below 1 or above the capacity.
-        store: where the state lives; default in this process.
+        store: where the state lives: an address such as ``"redis://host:6379/0"``, or a store; default in this process.
+            All processes that say the same name share the budget.
+        when_store_fails: ``local`` goes on with a budget of this process alone, ``open`` lets every call through,
+            ``closed`` raises StoreError.
 
     What is admitted stays counted when the call fails, or is refused further in; `Rate.refund` gives it back.
 
@@ -308,6 +354,15 @@ def rate(
         PolicyConflict: the name is taken by a policy with other options.
     """
     options = RateOptions.checked(
-        spec, per, max_wait, burst=burst, algorithm=algorithm, key=key, cost=cost, store=store
+        spec,
+        per,
+        max_wait,
+        burst=burst,
+        algorithm=algorithm,
+        key=key,
+        cost=cost,
+        store=store,
+        when_store_fails=when_store_fails,
+        name=name,
     )
     return registry.intern(Rate(options, name=name))

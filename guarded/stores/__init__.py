@@ -25,6 +25,11 @@ _KINDS = {
 }
 FACES = {"rate": "rates", "limit": "limits", "circuit": "circuits", "idempotent": "idempotent"}
 
+
+class StoreProblem(ValueError):
+    """What is wrong with an option that means a store."""
+
+
 _lock = threading.Lock()
 _open: dict[tuple[str, tuple[tuple[str, Any], ...]], Any] = {}
 
@@ -54,7 +59,7 @@ def open_store(address: Any, **options: Any) -> Any:
         options: of the kind of store, such as ``timeout="50ms"``.
 
     Raises:
-        ValueError: no such kind of store, its driver is not installed, or an option is wrong.
+        StoreProblem: a ValueError: no such kind of store, its driver is not installed, or an option is wrong.
     """
     if not isinstance(address, str):
         return address
@@ -63,7 +68,9 @@ def open_store(address: Any, **options: Any) -> Any:
         return None
     kind = _KINDS.get(scheme.lower()) if colon else None
     if kind is None:
-        raise ValueError(f"store: {scrub(address)!r} is no address of a store: use one of {', '.join(_KINDS)}, memory")
+        raise StoreProblem(
+            f"store: {scrub(address)!r} is no address of a store: use one of {', '.join(_KINDS)}, memory"
+        )
     key = address, tuple(sorted(options.items()))
     with _lock:
         found = _open.get(key)
@@ -77,26 +84,14 @@ def _load(scheme: str, module: str, name: str) -> Any:
         return getattr(import_module(f"guarded.stores.{module}"), name)
     except ModuleNotFoundError as error:
         missing = error.name or module
-        raise ValueError(
+        raise StoreProblem(
             f"store: {scheme} needs the package {missing!r}; install it with: pip install 'guarded[{module}]'"
         ) from error
 
 
 def face_of(store: Any, kind: str) -> Any:
-    """The face of a store for a kind of policy; ValueError when it has none."""
-    if store is None:
-        return None
+    """The face of a store for a kind of policy; StoreProblem when it has none."""
     face = getattr(store, FACES[kind], None)
     if face is None or not isinstance(store, Store):
-        raise ValueError(f"store={store!r}: keeps no state of a {kind}")
+        raise StoreProblem(f"store={store!r}: keeps no state of a {kind}")
     return face
-
-
-def problem_of(store: Any, kind: str, name: str | None) -> tuple[Any, str | None]:
-    """The store an option means, and what is wrong with it."""
-    try:
-        found = open_store(store)
-        face_of(found, kind)
-    except ValueError as error:
-        return None, str(error).removeprefix("store: ") if str(error).startswith("store=") else f"store: {error}"
-    return found, None

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from hashlib import sha1
 from importlib.resources import files
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import redis
 from redis.asyncio import ConnectionPool as AsyncPool
@@ -134,7 +134,7 @@ class Link:
             try:
                 used, connection = self._idle.pop()
             except IndexError:
-                connection = self._maker.make_connection()
+                connection = cast("Any", self._maker).make_connection()
                 connection.connect()
                 return connection
             if clock.monotonic() - used < _FRESH or not _is_stale(connection):
@@ -169,7 +169,7 @@ class _LoopLink:
         self._free = asyncio.Semaphore(_ASYNC_CONNECTIONS)
         self.lifetime: AsyncGenerator[None, None] | None = None
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word], timeout: float) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word], allowed: float) -> Any:
         """One step."""
         if self._free.locked():
             asked = clock.monotonic()
@@ -180,17 +180,17 @@ class _LoopLink:
         else:
             await self._free.acquire()
         try:
-            return await self._run(script, keys, args, timeout)
+            return await self._run(script, keys, args, allowed)
         finally:
             self._free.release()
 
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word], timeout: float) -> Any:
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word], allowed: float) -> Any:
         connection = await self._connect()
         try:
             try:
-                reply = await _talk_async(connection, script.by_sha(keys, args), timeout)
+                reply = await _talk_async(connection, script.by_sha(keys, args), allowed)
             except NoScriptError:
-                reply = await _talk_async(connection, script.whole(keys, args), timeout)
+                reply = await _talk_async(connection, script.whole(keys, args), allowed)
         except ResponseError:
             self._idle.append((clock.monotonic(), connection))
             raise
@@ -206,7 +206,7 @@ class _LoopLink:
             if clock.monotonic() - used < _FRESH or not await _is_stale_async(connection):
                 return connection
             await connection.disconnect(nowait=True)
-        connection = self._maker.make_connection()
+        connection: Any = self._maker.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
         except BaseException:
@@ -236,9 +236,9 @@ def _talk(connection: Any, command: tuple[Word, ...], timeout: float | None) -> 
     return connection.read_response()
 
 
-async def _talk_async(connection: Any, command: tuple[Word, ...], timeout: float) -> Any:
+async def _talk_async(connection: Any, command: tuple[Word, ...], allowed: float) -> Any:
     await connection.send_command(*command)
-    return await connection.read_response(timeout=timeout)
+    return await connection.read_response(timeout=allowed)
 
 
 def _is_stale(connection: Any) -> bool:

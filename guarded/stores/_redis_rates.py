@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from guarded.stores.redis import RedisStore
 
 _US = 1_000_000
-_SLIDING, _FIXED, _GCRA, _PAUSE = Script("rate_sliding"), Script("rate_fixed"), Script("rate_gcra"), Script("rate_pause")
+_SLIDING, _FIXED, _GCRA, _PAUSE = (
+    Script("rate_sliding"),
+    Script("rate_fixed"),
+    Script("rate_gcra"),
+    Script("rate_pause"),
+)
 Step = tuple[Script, list[str], list[Word]]
 
 

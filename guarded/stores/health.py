@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 from guarded._core import clock, waiters
 from guarded._core.call import Call, out_of_time
@@ -17,10 +17,6 @@ from guarded._core.fork import after_fork
 from guarded.errors import StoreError
 from guarded.events.bus import Labelled, bus
 
-WhenStoreFails = Literal["local", "open", "closed"]
-"""Go on with the budget of this process, let every call through, or raise StoreError."""
-
-CHOICES: Final = get_args(WhenStoreFails)
 PROBE: Final = 1.0
 _ENOUGH = 3  # answers in a row that did not come in the little time that deadlines left
 ReplyT = TypeVar("ReplyT")
@@ -104,7 +100,7 @@ class Access:
 
     __slots__ = ("_policy", "health", "mode")
 
-    def __init__(self, policy: Labelled, health: Health, mode: WhenStoreFails) -> None:
+    def __init__(self, policy: Labelled, health: Health, mode: str) -> None:
         self._policy = policy
         self.health = health
         self.mode = mode
@@ -118,11 +114,13 @@ class Access:
             waiters.refuse_in_vain(call, self._during)
         asked = self.health.may_ask()
         if asked is None:
-            return self._without(call, None)
+            self._without(call, None)
+            return None
         try:
             reply = step(*args)
         except Exception as error:
-            return self._failed(asked, call, error)
+            self._failed(asked, call, error)
+            return None
         self.health.worked(asked, call, self._policy)
         return reply
 
@@ -132,11 +130,13 @@ class Access:
             waiters.refuse_in_vain(call, self._during)
         asked = self.health.may_ask()
         if asked is None:
-            return self._without(call, None)
+            self._without(call, None)
+            return None
         try:
             reply = await step(*args)
         except Exception as error:
-            return self._failed(asked, call, error)
+            self._failed(asked, call, error)
+            return None
         self.health.worked(asked, call, self._policy)
         return reply
 
@@ -174,7 +174,7 @@ class Access:
         self.health.failed(asked, call, self._policy, error, self.mode)
         if isinstance(error, Shortened) and clock.monotonic() >= call.until:
             raise out_of_time(call, self._during) from None
-        return self._without(call, error)
+        self._without(call, error)
 
     def _without(self, call: Call, error: Exception | None) -> None:
         if self.mode == "closed":
@@ -185,8 +185,3 @@ class Access:
                 policy=self._policy.label,
                 store=self.health.name,
             ) from None
-
-
-def mode_problem(mode: object, choices: tuple[str, ...] = CHOICES) -> str | None:
-    """What is wrong with a `when_store_fails`."""
-    return None if mode in choices else f"when_store_fails={mode!r}: must be one of {', '.join(choices)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from guarded._core.durations import Duration, parse_duration
-from guarded.stores import open_store
+from guarded.stores import StoreProblem, open_store
 from guarded.stores._redis_link import Link
 from guarded.stores.health import PROBE, Health
 
@@ -39,7 +39,7 @@ class RedisStore:
         probe: how often a failed store is tried; default 1 s.
 
     Raises:
-        ValueError: naming every wrong option.
+        StoreProblem: a ValueError, naming every wrong option.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RedisStore:
         except ValueError as error:
             problems.append(f"url: {error}")
         if problems:
-            raise ValueError("store: " + "; ".join(problems))
+            raise StoreProblem("store: " + "; ".join(problems))
         self.prefix = prefix
         self.lease = seconds["lease"]
         self.link = link

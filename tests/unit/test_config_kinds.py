@@ -19,7 +19,8 @@ BODIES = {
         "{max_concurrent: 5, weight: 'operator:length_hint', store: memory}",
     ],
     "rate": [
-        "{spec: 5/s, burst: 9, algorithm: gcra, max_wait: 1s, key: tenant, cost: 2, store: memory}",
+        "{spec: 5/s, burst: 9, algorithm: gcra, max_wait: 1s, key: tenant, cost: 2, store: memory,"
+        " when_store_fails: open}",
         "{spec: 100, per: 1m}",
     ],
     "retry": [

@@ -8,7 +8,8 @@
 --       correct: nothing
 --
 -- Nothing is rounded: a time is whole microseconds of the server's clock, held back so that they never decrease, and a
--- rest counted in `parts`. `q<i> r<i>` is the arrival time by what was admitted, `bq<i> br<i>` with the bookings too.
+-- rest counted in `parts`. `q<i> r<i>` is the arrival time by what was admitted, `bq<i> br<i>` with the bookings too; `kq<i> kr<i>`
+-- goes on by all that was admitted, and a mark is where in it an admission ends.
 
 local function round(number) return string.format('%.0f', number) end
 
@@ -38,6 +39,7 @@ for at = 5, #ARGV, 7 do
     parts = tonumber(ARGV[at]), step = pair(1), credit = pair(3),
     real = later({state['q' .. index] or 0, state['r' .. index] or 0}, {now, 0}),
     planned = later({state['bq' .. index] or 0, state['br' .. index] or 0}, {now, 0}),
+    counted = {state['kq' .. index] or now, state['kr' .. index] or 0},
   }
 end
 
@@ -56,10 +58,11 @@ end
 local function save()
   local fields, furthest = {'last', now, 'skew', skew}, now
   for index, quota in ipairs(quotas) do
-    local pairs_of = {q = quota.real[1], r = quota.real[2], bq = quota.planned[1], br = quota.planned[2]}
-    for name, value in pairs(pairs_of) do
-      fields[#fields + 1] = name .. index
-      fields[#fields + 1] = value
+    for name, time_of in pairs({[''] = quota.real, b = quota.planned, k = quota.counted}) do
+      for part, letter in ipairs({'q', 'r'}) do
+        fields[#fields + 1] = name .. letter .. index
+        fields[#fields + 1] = time_of[part]
+      end
     end
     furthest = math.max(furthest, quota.real[1], quota.planned[1])
   end
@@ -78,12 +81,15 @@ end
 
 local function mark_of(kind, at)
   local words = {kind .. round(at)}
-  for _, quota in ipairs(quotas) do words[#words + 1] = round(quota.real[1]) .. ':' .. round(quota.real[2]) end
+  for _, quota in ipairs(quotas) do words[#words + 1] = round(quota.counted[1]) .. ':' .. round(quota.counted[2]) end
   return table.concat(words, ' ')
 end
 
 local function book(which, at)
-  for _, quota in ipairs(quotas) do quota[which] = plus(later(quota[which], {at, 0}), quota.step, quota.parts) end
+  for _, quota in ipairs(quotas) do
+    quota[which] = plus(later(quota[which], {at, 0}), quota.step, quota.parts)
+    if which == 'real' then quota.counted = plus(quota.counted, quota.step, quota.parts) end
+  end
 end
 
 local function take()
@@ -107,32 +113,35 @@ local function confirm()
   return {1, mark_of('a', now)}
 end
 
+-- What has drained is gone: giving it back would allow a burst on top of the burst. It drains in order, where what is
+-- given back in the middle passes for drained.
 local function give_back(quota, mark)
-  local amount = quota.step
-  if mark then
-    local left = minus(mark, {now, 0}, quota.parts)
-    if left[1] < 0 then return end
-    if later(amount, left) == amount then amount = left end
+  local drained = minus(quota.counted, minus(quota.real, {now, 0}, quota.parts), quota.parts)
+  local left = minus(mark, drained, quota.parts)
+  if left[1] < 0 then return end
+  local work = later(quota.step, left) == quota.step and left or quota.step
+  quota.real = minus(quota.real, work, quota.parts)
+  quota.planned = later(minus(quota.planned, work, quota.parts), quota.real)
+  if mark[1] == quota.counted[1] and mark[2] == quota.counted[2] then
+    quota.counted = minus(quota.counted, work, quota.parts)
   end
-  quota.real = later(minus(quota.real, amount, quota.parts), {now, 0})
-  quota.planned = later(minus(quota.planned, amount, quota.parts), quota.real)
 end
 
 local function correct()
-  local booking, index = string.sub(ARGV[3], 1, 1) == 'b', 0
-  local marks = {}
+  local booking, marks = string.sub(ARGV[3], 1, 1) == 'b', {}
   for whole, rest in string.gmatch(ARGV[3], ' (%d+):(%d+)') do
     marks[#marks + 1] = {tonumber(whole), tonumber(rest)}
   end
-  for _, quota in ipairs(quotas) do
-    index = index + 1
-    if ARGV[4] == '1' then
-      quota.planned = plus(quota.planned, quota.step, quota.parts)
-      if not booking then quota.real = plus(quota.real, quota.step, quota.parts) end
-    elseif booking then
-      quota.planned = later(minus(quota.planned, quota.step, quota.parts), quota.real)
-    else
-      give_back(quota, marks[index])
+  if ARGV[4] == '1' then
+    book('planned', now)
+    if not booking then book('real', now) end
+  else
+    for index, quota in ipairs(quotas) do
+      if booking then
+        quota.planned = later(minus(quota.planned, quota.step, quota.parts), quota.real)
+      else
+        give_back(quota, marks[index] or quota.counted)
+      end
     end
   end
   save()

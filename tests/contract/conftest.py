@@ -1,0 +1,129 @@
+"""The stores that every contract test runs over: sync and async, on each kind of server."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from guarded.policies._rate_lines import Lines, Refusal
+from guarded.policies._rate_meters import make_meter
+from guarded.stores import open_store
+from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule, Refused
+from guarded.stores.memory import MemoryStore
+
+LANES = ("memory", "valkey", "redis_6_2")
+
+
+@dataclass
+class Face:
+    """One face of a store, called one way: ``face("take", …)`` is `take`, or `take_async` on a loop of its own."""
+
+    target: Any
+    mode: str
+    name: str
+
+    def __call__(self, step: str, *args: Any) -> Any:
+        if self.mode == "sync":
+            return getattr(self.target, step)(*args)
+        return asyncio.run(self._later(step, args))
+
+    async def _later(self, step: str, args: tuple[Any, ...]) -> Any:
+        return await getattr(self.target, f"{step}_async")(*args)
+
+
+class MemoryRates:
+    """The way a rate decides in one process, as a store: its own lines, one for each budget."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[Budget, str], Lines] = {}
+        self._tickets: dict[str, Any] = {}
+
+    def _of(self, rule: RateRule, budget: Budget) -> Lines:
+        make = partial(make_meter, rule.algorithm, rule.quotas, rule.burst)
+        return self._lines.setdefault((budget, rule.shape), Lines(make, keyed=False))
+
+    def take(self, rule: RateRule, budget: Budget, cost: int, patience: float) -> Any:
+        ticket = self._of(rule, budget).begin(None, cost, None, patience, float("inf"))
+        if isinstance(ticket, Refusal):
+            return Refused(ticket.retry_after)
+        mark = uuid.uuid4().hex
+        self._tickets[mark] = ticket
+        return Passed(mark) if ticket.done else Booked(mark, self._of(rule, budget).due(ticket)[1])
+
+    def confirm(self, rule: RateRule, budget: Budget, cost: int, mark: str) -> Any:
+        delay = self._of(rule, budget).due(self._tickets[mark])[1]
+        return Booked(mark, delay) if delay > 0 else Passed(mark)
+
+    def correct(self, rule: RateRule, budget: Budget, mark: str, cost: int, units: int) -> None:
+        ticket = self._tickets.get(mark)
+        if ticket is not None and ticket.mark is None:
+            self._of(rule, budget).withdraw(ticket)
+        else:
+            self._of(rule, budget).correct(None, ticket and ticket.mark, units)
+
+    def look(self, rule: RateRule, budget: Budget, cost: int) -> tuple[int, float]:
+        free, delay, _ = self._of(rule, budget).look(None, cost)
+        return free, delay
+
+    def pause(self, rule: RateRule, rate: str, seconds: float) -> None:
+        for (budget, _), lines in self._lines.items():
+            if budget.rate == rate:
+                lines.pause(seconds)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not name.endswith("_async"):
+            raise AttributeError(name)
+
+        async def step(*args: Any) -> Any:
+            return getattr(self, name.removesuffix("_async"))(*args)
+
+        return step
+
+
+def lanes(*names: str) -> Callable[[Any], Any]:
+    """Run a fixture over these stores, sync and async."""
+    both = [pytest.param((name, mode), id=f"{name}-{mode}") for name in names for mode in ("sync", "async")]
+    return pytest.fixture(params=both)
+
+
+def _store(request: pytest.FixtureRequest, name: str) -> Any:
+    return open_store(request.getfixturevalue(name).url, timeout=2.0, prefix=f"{uuid.uuid4().hex}:")
+
+
+@lanes(*LANES)
+def rates(request: pytest.FixtureRequest) -> Iterator[Face]:
+    """Every store that keeps rates."""
+    name, mode = request.param
+    if name == "memory":
+        yield Face(MemoryRates(), mode, name)
+        return
+    store = _store(request, name)
+    yield Face(store.rates, mode, name)
+    store.close()
+
+
+@lanes(*LANES[1:])
+def limits(request: pytest.FixtureRequest) -> Iterator[Face]:
+    """Every store that keeps limits."""
+    name, mode = request.param
+    store = _store(request, name)
+    yield Face(store.limits, mode, name)
+    store.close()
+
+
+@lanes(*LANES)
+def records(request: pytest.FixtureRequest) -> Iterator[Face]:
+    """Every store that keeps idempotency records."""
+    name, mode = request.param
+    if name == "memory":
+        yield Face(MemoryStore(), mode, name)
+        return
+    store = _store(request, name)
+    yield Face(store.idempotent, mode, name)
+    store.close()
