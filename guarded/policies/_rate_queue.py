@@ -129,18 +129,15 @@ class Line:
 
     def admit(self, now: int, ticket: Ticket) -> bool:
         """The caller of `ticket` runs again: let it through, or keep it in the queue with a new `timer`."""
-        if self.is_due(now, ticket):
-            if ticket.mark is not None and ticket.at < now:
-                self.meter.give_back(now, ticket.mark, ticket.cost)
-                ticket.mark = None
-            if ticket.mark is None:
-                self._take_late(now, ticket)
-            if ticket.mark is not None:
-                self._finish(ticket)
-                return True
-            self._enqueue(ticket)
-            self._forget_plan()
-            self._set_timer(ticket, self.due_of(now, ticket))
+        if not self.is_due(now, ticket):
+            return False
+        if ticket.mark is None or ticket.at < now:
+            self._move(now, ticket)
+        if not ticket.queued:
+            self._finish(ticket)
+            return True
+        self._set_timer(ticket, self.due_of(now, ticket))
+        self._retime(now)
         return False
 
     def is_due(self, now: int, ticket: Ticket) -> bool:
@@ -239,11 +236,19 @@ class Line:
         self.users = 0
         self._forget_plan()
 
-    def _take_late(self, now: int, ticket: Ticket) -> None:
-        first = not self.queue or self.queue[0].number > ticket.number
-        if first and now >= self.floor.until:
+    def _move(self, now: int, ticket: Ticket) -> None:
+        """Book `ticket`, which is due but was not booked for this moment, for now; or queue it again."""
+        may_pass = ticket.mark is not None or not self.queue or self.queue[0].number > ticket.number
+        if ticket.mark is not None:
+            self.meter.give_back(now, ticket.mark, ticket.cost)
+            ticket.mark = None
+        if may_pass and not self.floor.holds(now):
             ticket.mark = self.meter.take(now, ticket.cost)
             ticket.at = now
+        if ticket.mark is None:
+            self._enqueue(ticket)
+            self._forget_plan()
+            self.settle(now)  # what was given back may be enough for somebody else
 
     def _set_timer(self, ticket: Ticket, due: int) -> None:
         if ticket.waiter is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from fractions import Fraction
 from typing import Any
@@ -291,26 +292,13 @@ def test_late_callers_never_start_too_much(
     assert len(events) == len(waiting)
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.integers(0, 8),
-        st.sampled_from(["take", "join", "reserve", "resume", "resume", "leave", "withdraw", "pause"]),
-        st.integers(1, 3),
-    ),
-    max_size=50,
-)
+OPERATIONS = ("take", "join", "join", "join", "reserve", "resume", "resume", "resume", "leave", "withdraw", "pause")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
-@given(quotas=QUOTAS.map(tuple), operations=OPERATIONS)
-def test_mixed_traffic_keeps_the_quota(
+def check_mixed_traffic(
     algorithm: Algorithm, quotas: tuple[Quota, ...], operations: list[tuple[int, str, int]]
 ) -> None:
-    """Newcomers, late waiters, reservations, leavers and pauses: what starts fits the model, in order, on time.
-
-    Whoever is the first to wait never sleeps past its due time, which is how later ones are known to be woken.
-    """
+    """What starts fits the model, and whoever is the first to wait does not sleep past its due time."""
     line, events, now = waiting_line(algorithm, quotas), [], 0
     asleep: list[Ticket] = []
     reserved: list[Ticket] = []
@@ -349,6 +337,34 @@ def test_mixed_traffic_keeps_the_quota(
         if first is not None:
             assert first.timer <= line.due_of(now, first)
     assert line.users == len(asleep)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(deadline=None)
+@given(
+    quotas=QUOTAS.map(tuple),
+    operations=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(OPERATIONS), st.integers(1, 3)), max_size=50),
+)
+def test_mixed_traffic_keeps_the_quota(
+    algorithm: Algorithm, quotas: tuple[Quota, ...], operations: list[tuple[int, str, int]]
+) -> None:
+    """Newcomers, late waiters, reservations, leavers and pauses in any order."""
+    check_mixed_traffic(algorithm, quotas, operations)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("seed", range(5))
+def test_long_mixed_traffic_keeps_the_quota(algorithm: Algorithm, seed: int) -> None:
+    """The same with long sequences, where places are lost and won again several times."""
+    for number in range(40):
+        chance = random.Random(40 * seed + number)
+        counts = {chance.randint(1, 30): chance.randint(1, 6) for _ in range(chance.randint(1, 3))}
+        steps, costs = (0, 0, 0, 1, 2, 5, 8, 20), (1, 1, 1, 2, 3) if number % 2 else (1,)
+        operations = [
+            (chance.choice(steps), chance.choice(OPERATIONS), chance.choice(costs))
+            for _ in range(chance.randint(5, 60))
+        ]
+        check_mixed_traffic(algorithm, tuple((count, window) for window, count in counts.items()), operations)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
