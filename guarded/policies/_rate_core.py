@@ -7,6 +7,7 @@ repeat (`state` says how it is laid out). Invariant: what is admissible stays ad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 Algorithm = Literal["sliding", "gcra", "leaky", "fixed"]
@@ -61,6 +62,10 @@ class Meter(Protocol):
         """All that decides, as plain values."""
         ...
 
+    def load(self, state: Sequence[Any]) -> None:
+        """Go on from what `state` gave to a meter for the same quotas."""
+        ...
+
 
 class Joint:
     """Several windows at once, all or nothing. State: that of each window."""
@@ -113,3 +118,7 @@ class Joint:
 
     def state(self, now: int) -> tuple[Any, ...]:
         return tuple([meter.state(now) for meter in self._meters])
+
+    def load(self, state: Sequence[Any]) -> None:
+        for meter, own in zip(self._meters, state, strict=True):
+            meter.load(own)

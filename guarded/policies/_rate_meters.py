@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from guarded.policies._rate_core import Algorithm, Joint, Mark, Meter, Quota
@@ -104,6 +104,13 @@ class Sliding:
         self._expire(now)
         return tuple(zip(self._times, self._costs, strict=True))
 
+    def load(self, state: Sequence[Any]) -> None:
+        self._times = deque([time for time, _ in state])
+        self._costs = deque([units for _, units in state])
+        self._total = sum(self._costs)
+        self._check = 0
+        self._newest = self._times[-1] if state else -1
+
     def _add(self, at: int, cost: int) -> None:
         self._total += cost
         index = len(self._times)
@@ -130,7 +137,7 @@ class Gcra:
 
     The generic cell rate algorithm, virtual scheduling form (ITU-T I.371, annex A): the theoretical arrival time
     moves on by window / count for each unit, and may be ahead of the clock by that of `burst` units.
-    State: that time, in 1/count of a nanosecond, so that nothing is rounded.
+    State: that time, in 1/count of a nanosecond, so that nothing is rounded; and all that was counted, for marks.
     """
 
     __slots__ = ("_booked", "_tat", "burst", "count", "window")
@@ -200,14 +207,17 @@ class Gcra:
         return twin
 
     def state(self, now: int) -> tuple[Any, ...]:
-        return (max(self._tat, now * self.count),)
+        return (max(self._tat, now * self.count), self._booked)
+
+    def load(self, state: Sequence[Any]) -> None:
+        self._tat, self._booked = state
 
 
 class Leaky(Gcra):
     """Paced: one unit every window / count, never a burst; a call of several units takes the time of several.
 
     The leaky bucket as a queue (J. S. Turner, "New directions in communications", 1986): it must have run dry.
-    State: when it runs dry, in 1/count of a nanosecond.
+    State: when it runs dry, in 1/count of a nanosecond; and all that was counted.
     """
 
     __slots__ = ()
@@ -282,6 +292,9 @@ class Fixed:
 
     def state(self, now: int) -> tuple[Any, ...]:
         return (self._end_at(now), self._used)
+
+    def load(self, state: Sequence[Any]) -> None:
+        self._end, self._used = state
 
     def _end_at(self, now: int) -> int:
         """The end of the window that holds `now`; opens it when it is a new one."""
