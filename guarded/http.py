@@ -44,6 +44,7 @@ TRANSIENT_STATUSES = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses after which the same request may succeed."""
 
 _DEEPEST = 10
+_LONGEST_WAIT = 366 * 86_400
 _ERRNO_NAMES = (
     "ECONNREFUSED",
     "ECONNRESET",
@@ -217,6 +218,9 @@ def status_for(error: BaseException, *, overload: Literal[429, 503] = 429) -> in
 
 
 def headers_for(error: BaseException) -> dict[str, str]:
-    """Response headers for this error: ``Retry-After`` in whole seconds, rounded up, where a wait is known."""
+    """Response headers for this error: ``Retry-After`` in whole seconds, rounded up, where a wait is known.
+
+    None for a wait of more than a year, which says nothing but "not by itself".
+    """
     wait = parse_retry_after(attribute(error, "retry_after"))
-    return {} if wait is None else {"Retry-After": str(math.ceil(wait))}
+    return {} if wait is None or wait > _LONGEST_WAIT else {"Retry-After": str(math.ceil(wait))}

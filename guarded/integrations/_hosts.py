@@ -170,6 +170,7 @@ class Hosts:
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
         self._spare = Lane(self.label, OTHER_HOSTS)
         self._seen = -1
+        self._policy: Policy[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -230,7 +231,11 @@ class Hosts:
             parts = self._parts()
             if self._seen < 0:
                 check_order(tuple(part.layer for part in parts), (), self.label)
+            policy = registry[self.template] if isinstance(self.template, str) else self.template
             with self._lock:
+                if policy is not self._policy:  # another one of that name: what the old one has counted is over
+                    self._policy = policy
+                    self._lanes = OrderedDict((host, lane) for host, lane in self._lanes.items() if lane.active)
                 lanes = [*self._lanes.values(), self._spare]
             for lane in lanes:
                 lane.adopt(parts)

@@ -199,10 +199,14 @@ class Outbound:
             problems.append(f"timeout_header={timeout_header!r}: must be the name of a header, or None")
         if problems:
             raise ValueError("guarded client: " + "; ".join(problems))
+        self._guards = guards
         self.hosts: Hosts = hosts_of(guards)
         self._statuses = frozenset(statuses)
         self._adds_key = idempotency_key
         self._header = timeout_header
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._guards, self._statuses, self._adds_key, self._header)  # state never travels
 
     def send(self, exchange: SyncExchange[ResponseT]) -> ResponseT:
         """The response that the guards end with. Raises what they or the client raise."""
@@ -214,8 +218,7 @@ class Outbound:
             kept = failure.response
         finally:
             self.hosts.leave(lane)
-            for response in exchange.finish(kept):
-                exchange.close(response)
+            _discard(exchange, exchange.finish(kept))
         return kept  # type: ignore[no-any-return]
 
     async def send_async(self, exchange: AsyncExchange[ResponseT]) -> ResponseT:
@@ -228,8 +231,7 @@ class Outbound:
             kept = failure.response
         finally:
             self.hosts.leave(lane)
-            for response in exchange.finish(kept):
-                await exchange.close(response)
+            await _discard_async(exchange, exchange.finish(kept))
         return kept  # type: ignore[no-any-return]
 
     def _enter(self, exchange: Exchange[Any]) -> tuple[Lane, bool]:
@@ -251,6 +253,10 @@ class Outbound:
     def is_failure(self, status: int) -> bool:
         """Whether the guards are to see a failure."""
         return status in self._statuses
+
+
+def _rebuilt(guards: Policy[Any] | str, statuses: Collection[int], key: bool, header: str | None) -> Outbound:
+    return Outbound(guards, statuses=statuses, idempotency_key=key, timeout_header=header)
 
 
 class _Attempt:
@@ -277,8 +283,7 @@ def make_sync(name: str) -> Callable[[_Attempt], Any]:
     def send(request: _Attempt) -> Any:
         exchange: SyncExchange[Any] = request.exchange
         if request.alone:
-            for earlier in exchange.take_failed():
-                exchange.close(earlier)
+            _discard(exchange, exchange.take_failed())
         seconds = request.rules.begin(exchange)
         try:
             response = exchange.transmit(seconds)
@@ -288,7 +293,7 @@ def make_sync(name: str) -> Callable[[_Attempt], Any]:
                 raise
             raise late from error
         if not exchange.keep(response):
-            exchange.close(response)
+            _discard(exchange, [response])
             raise Cancelled("nobody waits for this response any more")
         if not request.rules.is_failure(exchange.status_of(response)):
             return response
@@ -305,8 +310,7 @@ def make_async(name: str) -> Callable[[_Attempt], Any]:
     async def send(request: _Attempt) -> Any:
         exchange: AsyncExchange[Any] = request.exchange
         if request.alone:
-            for earlier in exchange.take_failed():
-                await exchange.close(earlier)
+            await _discard_async(exchange, exchange.take_failed())
         seconds = request.rules.begin(exchange)
         try:
             response = await exchange.transmit(seconds)
@@ -316,7 +320,7 @@ def make_async(name: str) -> Callable[[_Attempt], Any]:
                 raise
             raise late from error
         if not exchange.keep(response):
-            await exchange.close(response)
+            await _discard_async(exchange, [response])
             raise Cancelled("nobody waits for this response any more")
         if not request.rules.is_failure(exchange.status_of(response)):
             return response
@@ -325,6 +329,22 @@ def make_async(name: str) -> Callable[[_Attempt], Any]:
         raise exchange.fail(response)
 
     return _named(send, name)
+
+
+def _discard(exchange: SyncExchange[ResponseT], responses: list[ResponseT]) -> None:
+    for response in responses:
+        try:
+            exchange.close(response)
+        except Exception:
+            pass  # its connection is broken, and nobody reads it
+
+
+async def _discard_async(exchange: AsyncExchange[ResponseT], responses: list[ResponseT]) -> None:
+    for response in responses:
+        try:
+            await exchange.close(response)
+        except Exception:
+            pass
 
 
 def _named(function: Callable[[_Attempt], Any], name: str) -> Callable[[_Attempt], Any]:

@@ -93,6 +93,8 @@ class GuardedAdapter(HTTPAdapter):
         >>> session.close()
     """
 
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "outbound"]  # noqa: RUF012 - declared so by requests
+
     def __init__(
         self,
         guards: Policy[Any] | str,

@@ -22,6 +22,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b"done"
     chunked: bool = False
+    delay: float = 0.0
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Upstream:
         self.seen.append(Seen(method, path, headers, body))
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         if isinstance(step, Reply):
+            await asyncio.sleep(step.delay)
             writer.write(encode(step))
             await writer.drain()
             return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -282,8 +284,6 @@ def test_the_header_may_go_by_another_name(upstream: Any, header: str, pattern: 
     """Its name tells its format."""
     fetch = CLIENTS["requests"](deadline(60), timeout_header=header)
     fetch("GET", upstream.url)
-    import re
-
     assert re.fullmatch(pattern, upstream.seen[0].headers[header.lower()])
 
 
@@ -348,6 +348,25 @@ def test_a_hedged_request_closes_the_loser(upstream: Any) -> None:
 
     assert asyncio.run(main()) == 200
     wait_until(lambda: upstream.open == 0)
+
+
+def test_a_loser_that_answers_late_is_closed_as_well(upstream: Any) -> None:
+    """A blocking client cannot cut it short; its response is closed when it comes, and not before."""
+    upstream.steps = [upstream.Reply(delay=0.4, body=b"x" * 200_000), upstream.Reply()]
+    with httpx.Client(transport=GuardedTransport(hedge(after=0.05, idempotent=True)), trust_env=False) as client:
+        assert client.get(upstream.url).text == "done"
+        assert upstream.open == 2
+        wait_until(lambda: upstream.open == 1)  # the one that is kept alive
+
+
+def test_a_session_of_requests_survives_pickling(upstream: Any) -> None:
+    """As those without guards do."""
+    guard(retry(retries=1, **QUICK), name="outbound")
+    session = requests.Session()
+    session.mount("http://", GuardedAdapter("outbound", statuses={503}, idempotency_key=True))
+    upstream.steps = failing(upstream, 503)
+    with pickle.loads(pickle.dumps(session)) as copy:
+        assert copy.post(upstream.url).status_code == 200
 
 
 def test_aiohttp_refuses_to_hedge(upstream: Any) -> None:

@@ -26,6 +26,7 @@ import requests
 
 from guarded import errors
 from guarded.http import (
+    FailedResponse,
     headers_for,
     retry_after_of,
     status_for,
@@ -301,11 +302,19 @@ def test_waits_are_rounded_up(wait: float, shown: str) -> None:
     assert headers_for(rejected(retry_after=wait)) == {"Retry-After": shown}
 
 
-@pytest.mark.parametrize("wait", [None, math.nan, -1.0])
+@pytest.mark.parametrize("wait", [None, math.nan, -1.0, math.inf, 1e300])
 def test_without_a_wait_there_is_no_header(wait: Any) -> None:
     """Nothing is promised that nobody knows."""
     assert headers_for(rejected(retry_after=wait)) == {}
     assert headers_for(errors.DeadlineExceeded("no")) == {}
+
+
+@pytest.mark.parametrize("response", [SimpleNamespace(status_code=503), SimpleNamespace(status=425)])
+def test_a_failed_response_is_transient(response: Any) -> None:
+    """Whatever its status: it is raised only for those that the client was told to take for passing."""
+    error = FailedResponse(response)
+    assert transient(error)
+    assert status_of(error) in (503, 425)
 
 
 def test_imports_nothing_heavy() -> None:

@@ -90,10 +90,12 @@ def test_another_stack_under_the_name_is_followed() -> None:
     """What the name means is looked up again when names change."""
     guard(limit(3), name="outbound")
     hosts = hosts_of("outbound")
-    lane = use(hosts, "one")
+    busy = hosts.enter("busy")
+    use(hosts, "idle")
     registry.replace({"outbound": guard(retry(retries=1))})
     assert [layer.kind for layer in use(hosts, "one").layers] == ["retry"]
-    assert use(hosts, "one") is lane
+    assert use(hosts, "busy") is busy
+    assert set(hosts.snapshot()) == {"busy", "one"}
 
 
 def test_what_must_not_be_repeated_goes_without_retry() -> None:
