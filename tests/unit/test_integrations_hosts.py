@@ -96,6 +96,7 @@ def test_another_stack_under_the_name_is_followed() -> None:
     assert [layer.kind for layer in use(hosts, "one").layers] == ["retry"]
     assert use(hosts, "busy") is busy
     assert set(hosts.snapshot()) == {"busy", "one"}
+    hosts.leave(busy)
 
 
 def test_what_must_not_be_repeated_goes_without_retry() -> None:
