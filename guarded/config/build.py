@@ -78,7 +78,7 @@ def build_layer(
     whole = plan.is_good(layer.node)
     given = {name: plain(node) for name, node in layer.options.items() if whole or plan.is_good(node)}
     options = schema.parse_layer(layer.kind, given, allow)
-    if "store" in options and not stores.resolve(options, layer.options["store"], (*layer.path, "store")):
+    if "store" in options and not stores.resolve(layer, options):
         return None
     if "function" in options:
         if "value" in options:

@@ -21,6 +21,13 @@ from guarded.config.references import nearest
 from guarded.events.model import LEVELS
 
 TARGET = r"^[A-Za-z_]\w*(\.[\w*]+)*:[A-Za-z_*][\w*]*(\.[\w*]+)*$"
+_STORE = {"timeout": fields.DURATION, "lease": fields.DURATION, "probe": fields.DURATION, "prefix": fields.TEXT}
+_STORE_HELP = {
+    "timeout": "Longest time one step may take before the store counts as failed.",
+    "lease": "Time a permit stays with a process that does not renew it.",
+    "probe": "How often a failed store is tried.",
+    "prefix": "What every key begins with.",
+}
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -63,8 +70,7 @@ def document_model() -> type[BaseModel]:
     body: Any = _model("Body", {**own, **layers})
     defaults: Any = _model("Defaults", layers)
     url = (fields.TEXT.annotation(), Field(description="memory://, sqlite:///file or redis://host:6379/0"))
-    timeout = _optional({"timeout": fields.DURATION}, {"timeout": "Longest time one round trip may take."})
-    store: Any = _model("Store", {"url": url, **timeout})
+    store: Any = _model("Store", {"url": url, **_optional(_STORE, _STORE_HELP)})
     events: Any = _model("Events", _optional({"level": fields.choice(*LEVELS.values(), "OFF")}, {}))
     text: Any = fields.TEXT.annotation()
     return _model(
@@ -163,7 +169,7 @@ def _right_names(path: Path) -> tuple[str, list[str]]:
         return "section", list(document_model().model_fields)
     depth = {"policies": 2, "templates": 2, "defaults": 1}.get(str(path[0]))
     if depth is None:
-        return "option", ["url", "timeout"] if path[0] == "stores" else ["level"]
+        return "option", ["url", *_STORE] if path[0] == "stores" else ["level"]
     if len(path) == depth + 1:
         return "layer", [*LAYERS] if depth == 1 else [*LAYERS, "extends", "order", "enabled"]
     return "option", list(layer_model(LAYERS[str(path[depth])]).model_fields)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from guarded.config.document import Node, Path, Problem, dotted
-from guarded.config.plan import Plan
+from guarded.config.document import Node, Path, Problem, dotted, plain
+from guarded.config.kinds import kind
+from guarded.config.plan import LayerPlan, Plan
 from guarded.config.references import nearest
+from guarded.stores import StoreProblem, open_store
 
 SCHEMES = ("memory", "sqlite", "redis", "rediss", "valkey", "valkeys", "unix", "postgres", "postgresql")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
@@ -18,46 +21,55 @@ class Stores:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._urls: dict[str, str | None] = {}
+        self._named: dict[str, Mapping[str, Any] | None] = {}
         for name, node in plan.section("stores").items():
-            url = node.value.get("url") if isinstance(node.value, dict) else None
-            if url is not None and isinstance(url.value, str) and plan.is_good(node):
-                good = self._check(url.value, url, ("stores", name, "url"))
-                self._urls[name] = url.value if good else None
-            else:
-                self._urls[name] = None
+            self._named[name] = self._read(node, ("stores", name, "url")) if plan.is_good(node) else None
 
-    def resolve(self, options: dict[str, Any], node: Node, path: Path) -> bool:
-        """Turn a name under ``store`` into what the policy takes; False when a problem was found, here or before."""
-        given = str(options["store"])
-        if given in self._urls:
-            url = self._urls[given]
-            if url is None:
-                return False
+    def resolve(self, layer: LayerPlan, options: dict[str, Any]) -> bool:
+        """Turn ``store`` into what the policy takes; False when a problem was found, here or before."""
+        node, path, given = layer.options["store"], (*layer.path, "store"), str(options.pop("store"))
+        if given in self._named:
+            settings = self._named[given]
         elif _ADDRESS.match(given):
-            if not self._check(given, node, path):
-                return False
-            url = given
+            settings = {"url": given} if self._is_address(given, node, path) else None
         else:
-            hint = nearest(given, self._urls) or "name one under stores, or give an address such as redis://host:6379/0"
+            hint = (
+                nearest(given, self._named) or "name one under stores, or give an address such as redis://host:6379/0"
+            )
             what = "this store" if "@" in given else f"store {given!r}"  # it may hold a password
             self._plan.note(path, f"there is no {what}", node.place, hint)
             return False
-        scheme = url.partition(":")[0].lower()
-        if scheme != "memory":
-            message = f"{scheme} stores are not available here: the state is kept in this process alone"
+        if settings is None:
+            return False
+        scheme = settings["url"].partition(":")[0].lower()
+        if scheme == "memory":
+            return True  # state in the process is what a policy without a store has
+        if "when_store_fails" not in kind(layer.kind).options:
+            message = f"no {scheme} store keeps the state of {layer.kind} layers: it stays in this process"
             self._plan.warnings.append(Problem(dotted(path), message, node.place, "say memory:// to have it so"))
-        del options["store"]  # state in the process is what a policy without a store has
+            return True
+        return self._open(settings, options, node, path)
+
+    def _open(self, settings: Mapping[str, Any], options: dict[str, Any], node: Node, path: Path) -> bool:
+        try:
+            options["store"] = open_store(settings["url"], **{k: v for k, v in settings.items() if k != "url"})
+        except (StoreProblem, TypeError) as problem:
+            message = str(problem).replace(settings["url"], "the address").removeprefix("store: ")
+            self._plan.note(path, message, node.place)
+            return False
         return True
 
-    def _check(self, url: str, node: Node, path: Path) -> bool:
+    def _read(self, node: Node, path: Path) -> Mapping[str, Any] | None:
+        settings = {name: value for name, value in plain(node).items() if value is not None}
+        return settings if self._is_address(settings["url"], node.value["url"], path) else None
+
+    def _is_address(self, url: str, node: Node, path: Path) -> bool:
         scheme = _ADDRESS.match(url)
         if scheme is not None and scheme[1].lower() in SCHEMES:
             return True
         if scheme is None:
             self._plan.note(path, "is no address", node.place, "for example redis://host:6379/0 or memory://")
         else:
-            self._plan.note(
-                path, f"there is no store of the kind {scheme[1]!r}", node.place, nearest(scheme[1], SCHEMES)
-            )
+            what = f"there is no store of the kind {scheme[1]!r}"
+            self._plan.note(path, what, node.place, nearest(scheme[1], SCHEMES))
         return False

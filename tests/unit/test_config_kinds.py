@@ -71,7 +71,8 @@ def test_no_option_is_left_out_above(word: str) -> None:
     """So that a new option gets a test."""
     written = " ".join(BODIES[word])
     bare = {kind(word).first} if any(not body.startswith("{") for body in BODIES[word]) else set()
-    assert {option for option in kind(word).options if f"{option}:" not in written} <= bare
+    # Which kinds a store can keep is tested with the stores.
+    assert {option for option in kind(word).options if f"{option}:" not in written} <= {*bare, "when_store_fails"}
 
 
 def test_values_arrive_as_what_they_mean() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import guarded
 from guarded import registry
 from guarded.cli.commands import app
 from guarded.config import Loaded, problems_of
+from guarded.config.kinds import kind
 
 
 @pytest.fixture(autouse=True)
@@ -61,21 +63,49 @@ policies: {p: {rate: {spec: 5/s, store: s}}, q: {rate: {spec: 5/s, store: "memor
     assert registry["p"].options.store is registry["q"].options.store is None
 
 
-def test_what_is_not_available_is_warned_of() -> None:
-    """The state stays in the process, and whoever loads is told where to say so."""
-    with pytest.warns(guarded.GuardWarning, match=r"<text>:1:41: policies\.p\.rate\.store: redis stores are not"):
+def test_a_store_reaches_the_policy() -> None:
+    """With the settings that stand beside its address; one address is one store. Nothing connects yet."""
+    guarded.load("""
+stores: {s: {url: "redis://:hunter2@127.0.0.1:1/0", timeout: 50ms, prefix: "shop:"}}
+policies: {p: {rate: {spec: 5/s, store: s}}, q: {rate: {spec: 6/s, store: s, when_store_fails: closed}}}
+""")
+    store = registry["p"].options.store
+    assert store is registry["q"].options.store
+    assert "hunter2" not in store.name
+
+
+def test_what_the_store_refuses_is_a_problem() -> None:
+    """At the policy that uses it, without the address."""
+    lines = [
+        str(problem)
+        for problem in problems_of("""
+stores: {s: {url: "redis://:hunter2@h:port/0"}}
+policies: {p: {rate: {spec: 5/s, store: s}}}
+""")
+    ]
+    assert len(lines) == 1
+    assert lines[0].startswith("<text>:3:41: policies.p.rate.store: ")
+    assert "hunter2" not in lines[0]
+
+
+def test_a_kind_that_has_no_use_for_the_store_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state stays in the process, and whoever loads is told where to say so."""
+    options = {name: type_ for name, type_ in kind("rate").options.items() if name != "when_store_fails"}
+    without = dataclasses.replace(kind("rate"), options=options)
+    monkeypatch.setattr("guarded.config.stores.kind", lambda word: without)
+    with pytest.warns(guarded.GuardWarning, match=r"<text>:1:41: policies\.p\.rate\.store: no redis store keeps"):
         guarded.load("policies: {p: {rate: {spec: 5/s, store: 'redis://:hunter2@h'}}}\n")
+    assert registry["p"].options.store is None
 
 
 def test_no_message_shows_a_password(tmp_path: Path) -> None:
     """Not a problem, not a warning, not a diff, not a table."""
     file = tmp_path / "g.yaml"
     file.write_text("policies: {p: {rate: {spec: 5/s, store: 'redis://:hunter2@h'}}}\n")
-    with pytest.warns(guarded.GuardWarning) as warnings:
-        config = guarded.load(file)
+    config = guarded.load(file)
     shown = CliRunner().invoke(app, ["show", str(file)]).output
     assert "rate" in shown
     wrong = "policies: {p: {rate: {spec: 5/s, store: ':hunter2@h', cost: 'redis://:hunter2@h'}, retry: 'redis://:hunter2@h'}}\n"
-    texts = [str(warnings[0].message), str(config.diff), config.diff.as_json(), shown, *map(str, problems_of(wrong))]
+    texts = [str(guarded.explain("p")), str(config.diff), config.diff.as_json(), shown, *map(str, problems_of(wrong))]
     assert len(texts) >= 6
     assert "hunter2" not in "\n".join(texts)
