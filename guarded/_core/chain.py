@@ -13,12 +13,15 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeAlias
 
 from guarded._core.call import Call
 from guarded._core.order import expand_known
 from guarded._core.policy import Args, Fn, Kind, Kwargs, Policy, Site
 from guarded._core.registry import registry
+
+Rewrite: TypeAlias = "Callable[[Chain, tuple[Policy[Any], ...]], tuple[Policy[Any], ...]]"
+"""Takes layers out of a chain, or puts some in, when it is compiled."""
 
 
 class ReturnsAwaitable(BaseException):
@@ -75,15 +78,15 @@ class Chain:
 
     def compile(self) -> Callable[[Call, Fn, Args, Kwargs], Any]:
         """Look all names up and build the closures; raises what a name or a layer has against it."""
-        layers: list[Policy[Any]] = []
-        for layer in self.layers:
-            layers.extend(layer.expand())
-        layers = [layer for rewrite in rewrites for layer in rewrite(layers)] if rewrites else layers
+        declared = tuple([part for layer in self.layers for part in layer.expand()])
+        layers = declared
+        for rewrite in _rewrites:
+            layers = rewrite(self, layers)
         chain: Any = _BODIES[self.kind]
         if self.kind == "async" and inspect.iscoroutinefunction(self.wrapped):
             chain = _await_declared
         for index in range(len(layers) - 1, -1, -1):
-            site = Site(self.function, self.wrapped, self.kind, tuple(layers), index)
+            site = Site(self.function, self.wrapped, self.kind, layers, index, declared)
             layers[index].check(site)
             make = layers[index].async_layer if self.kind.startswith("async") else layers[index].sync_layer
             chain = make(chain, site)
@@ -92,8 +95,25 @@ class Chain:
 
 _chains: weakref.WeakSet[Chain] = weakref.WeakSet()
 _chains_lock = threading.Lock()
-rewrites: list[Callable[[list[Policy[Any]]], list[Policy[Any]]]] = []
-"""Testing switches: each may take layers out or put some in when a chain is compiled."""
+_rewrites: tuple[Rewrite, ...] = ()  # replaced as a whole, so that compiling needs no lock
+
+
+def add_rewrite(rewrite: Rewrite) -> None:
+    """Have every chain compiled through `rewrite`, after those added before; for tests."""
+    global _rewrites
+    with _chains_lock:
+        _rewrites = (*_rewrites, rewrite)
+    invalidate_all()
+
+
+def remove_rewrite(rewrite: Rewrite) -> None:
+    """Undo the latest `add_rewrite` of it."""
+    global _rewrites
+    with _chains_lock:
+        kept = list(_rewrites)
+        del kept[len(kept) - 1 - kept[::-1].index(rewrite)]
+        _rewrites = tuple(kept)
+    invalidate_all()
 
 
 def living() -> list[Chain]:
