@@ -68,6 +68,38 @@ def test_the_rejection_says_what_why_and_how_long(time: VirtualTime) -> None:
     assert (caught.value.policy, caught.value.layer, caught.value.state) == ("gateway", "circuit", "open")
 
 
+def test_only_a_counted_failure_becomes_the_cause(time: VirtualTime) -> None:
+    """Neither a late one nor a neutral end, nor the absence of an error."""
+    gateway = circuit("gateway", failures=1, reset_after=1, half_open=2)
+    run = runner(gateway)
+    boom = ConnectionError("first")
+
+    @gateway
+    def late() -> None:
+        with pytest.raises(ConnectionError):
+            run(boom)
+        raise ConnectionError("late")
+
+    def cause() -> BaseException | None:
+        with pytest.raises(CircuitOpen) as caught:
+            run()
+        return caught.value.__cause__
+
+    with pytest.raises(ConnectionError, match="late"):
+        late()
+    assert cause() is boom
+    time.advance(1)
+    with pytest.raises(KeyboardInterrupt):
+        run(KeyboardInterrupt())
+
+    @gateway
+    def trial() -> None:
+        run()
+        assert cause() is boom
+
+    trial()
+
+
 def test_a_thousand_rejections_have_a_constant_traceback() -> None:
     """Each is fresh, and the shared cause does not grow either."""
     run = runner(circuit("gateway", failures=1))
