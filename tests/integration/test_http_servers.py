@@ -512,6 +512,37 @@ def test_a_client_that_leaves_a_request_with_a_key_finds_its_response(start_asgi
     assert running.service.executed == 1
 
 
+def test_a_client_that_leaves_ends_the_waits_of_threads(serve_asgi: Any) -> None:
+    """A plain function in the thread pool cannot be cancelled; its wait for a slot can."""
+    one = limit(1)
+    app = fastapi.FastAPI()
+    app.get("/")(one(lambda: "done"))
+    for_fastapi.install(app)
+    url = serve_asgi(app)
+    with one:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(url, timeout=0.2, trust_env=False)
+        wait_until(lambda: one.snapshot().queued == 0)
+    assert httpx.get(url, trust_env=False).json() == "done"
+
+
+@pytest.mark.parametrize("module", [for_fastapi, for_starlette], ids=["fastapi", "starlette"])
+def test_an_error_caught_by_hand_becomes_the_same_response(module: Any, serve_asgi: Any) -> None:
+    """For applications that want a word in it; a fault of the program has none."""
+    app = fastapi.FastAPI()
+
+    @app.get("/{what}")
+    def answer(what: str) -> Any:
+        error = ERRORS[what]
+        return module.problem_response(error) or {"bug": True}
+
+    module.install(app, overload=503)
+    url = serve_asgi(app)
+    response = httpx.get(f"{url}/rate", trust_env=False)
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "3")
+    assert httpx.get(f"{url}/deadlock", trust_env=False).json() == {"bug": True}
+
+
 def test_slots_are_held_until_the_last_chunk(serve_wsgi: Any, serve_asgi: Any) -> None:
     """A response that is still being sent is still being handled."""
     goes_on = threading.Event()
