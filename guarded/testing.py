@@ -1,6 +1,7 @@
-"""The testing kit: virtual time, event capture.
+"""The testing kit: virtual time, event capture, switches, chaos.
 
-Everything here takes effect on callables decorated before, nests, and is undone when its block ends.
+Everything here takes effect on callables decorated before, sync and async, in all threads and loops; it nests, and is
+undone when its block ends, also by an exception. With pytest, the same comes as fixtures.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from contextlib import contextmanager
 
 from guarded._core import clock
 from guarded._core.virtual import VirtualTime
+from guarded._testing.chaos import Chaos, inject
+from guarded._testing.description import describe
+from guarded._testing.switches import disabled, force, no_wait
 from guarded.events.bus import bus
 from guarded.events.model import Event
 
-__all__ = ["VirtualTime", "capture", "virtual_time"]
+__all__ = ["Chaos", "VirtualTime", "capture", "describe", "disabled", "force", "inject", "no_wait", "virtual_time"]
 
 
 @contextmanager
@@ -23,8 +27,18 @@ def virtual_time(*, auto: bool = True) -> Iterator[VirtualTime]:
     Args:
         auto: jump to the earliest wait as soon as nobody does anything; with False time moves only by ``advance``.
 
-    Waits of other libraries (``time.sleep``, ``asyncio.sleep``) stay real; use `guarded.sleep` and
-    `guarded.asleep` in the functions under test.
+    Waits of other libraries (``time.sleep``, ``asyncio.sleep``, sockets) stay real: use `guarded.sleep` and
+    `guarded.asleep` in the functions under test. A task that waits for real I/O looks like one that does nothing, so
+    give ``auto=False`` where there is any. Inside a block of freezegun, this time goes first.
+
+    Example:
+        >>> import guarded
+        >>> from guarded.testing import virtual_time
+        >>> with virtual_time() as time:
+        ...     before = time.monotonic()
+        ...     guarded.sleep("24h")
+        ...     print(time.monotonic() - before)
+        86400.0
     """
     time = VirtualTime(auto=auto)
     previous = clock.install(time)

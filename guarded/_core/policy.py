@@ -38,6 +38,7 @@ class Site:
         kind: how it is called. In a stream (generator) the chain runs up to the first item only.
         layers: the whole finished stack, outermost first.
         index: which of `layers` is being compiled.
+        declared: the whole stack as decorated, also where a test has taken layers out of `layers`.
     """
 
     function: str
@@ -45,6 +46,7 @@ class Site:
     kind: Kind
     layers: tuple[Policy[Any], ...]
     index: int
+    declared: tuple[Policy[Any], ...] = ()
 
     @property
     def is_stream(self) -> bool:

@@ -161,6 +161,8 @@ class VirtualTime:
             return
         if _busy(loop) or seen != self._activity:
             idle, quiet = 0, 0.0
+            if not getattr(loop, "_ready", None):
+                clock.pause(GRACE)  # a timer of the loop is waited for, which takes no spinning
         idle += 1
         seen = self._activity
         if idle > IDLE_ROUNDS:

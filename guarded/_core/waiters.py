@@ -93,6 +93,11 @@ class TaskWaiter:
         if not self._future.done():
             self._future.set_result(woken)
 
+    async def pass_by(self) -> bool:
+        """Let others run once, and say whether one of them woke this waiter."""
+        await asyncio.sleep(0)
+        return self._future.done()
+
     async def park(self, until: float) -> bool:
         """Suspend until woken (True) or `until` (False)."""
         if until == inf:
@@ -157,16 +162,43 @@ def leave(call: Call, woken: bool, until: float, during: str) -> bool:
     return woken
 
 
+_skipping = 0  # how many blocks want `wait_out` to take no time; for tests
+_skipping_lock = threading.Lock()
+
+
+def skip(blocks: int) -> None:
+    """One block more (1), or less (-1), in which what only waits for time to pass does not wait."""
+    global _skipping
+    with _skipping_lock:
+        _skipping += blocks
+
+
+def wait_out(call: Call, waiter: ThreadWaiter, until: float, during: str) -> bool:
+    """Like `wait`, where nothing but time is waited for: at once at its end while a test skips such waits."""
+    if not _skipping:
+        return wait(call, waiter, until, during)
+    enter(call, during)
+    return leave(call, waiter.park(clock.monotonic()), until, during)
+
+
+async def wait_out_async(call: Call, waiter: TaskWaiter, until: float, during: str) -> bool:
+    """Like `wait_out`, for the running task."""
+    if not _skipping:
+        return await wait_async(call, waiter, until, during)
+    enter(call, during)
+    return leave(call, await waiter.pass_by(), until, during)
+
+
 def sleep(call: Call, seconds: float, during: str) -> None:
     """Block this thread for `seconds`, obeying the call's deadline and token."""
     if seconds > 0:
-        wait(call, ThreadWaiter(), clock.monotonic() + seconds, during)
+        wait_out(call, ThreadWaiter(), clock.monotonic() + seconds, during)
 
 
 async def sleep_async(call: Call, seconds: float, during: str) -> None:
     """Suspend this task for `seconds`, obeying the call's deadline and token."""
     if seconds > 0:
-        await wait_async(call, TaskWaiter(), clock.monotonic() + seconds, during)
+        await wait_out_async(call, TaskWaiter(), clock.monotonic() + seconds, during)
 
 
 def refuse_on_loop_thread(what: str, policy: str | None = None) -> None:

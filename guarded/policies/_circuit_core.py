@@ -33,6 +33,9 @@ GROWTH: Final = 2
 """Each failed recovery multiplies the open time by this, up to ``max_reset_ns``."""
 
 
+_KEPT: Final = ("state", "changed_at", "open_ns", "opening", "in_a_row", "successes", "window")
+
+
 class CircuitCore:
     """The state machine of one circuit; see the module for what it keeps."""
 
@@ -280,6 +283,25 @@ class CircuitCore:
             self._forget()
         else:
             self.move(CLOSED, now, "by hand")
+
+    def begin(self, state: State, now: int) -> None:
+        """Begin `state` anew, also where that is the state already."""
+        if self.state == state:
+            self.generation += 1
+            self.changed_at = now
+            self._forget()
+        else:
+            self.move(state, now, "by hand")
+
+    def go_back(self, before: CircuitCore) -> None:
+        """Be what `before`, a copy, was; the calls in flight belong to neither."""
+        previous = self.state
+        for name in _KEPT:
+            setattr(self, name, getattr(before, name))
+        self.generation += 1
+        self.forget_calls()
+        if self.state != previous:
+            self.changes.append(self._change(self.state, previous, "by hand"))
 
     def _change(self, state: State, previous: State, reason: str) -> Change:
         failure_rate, slow_rate = self.rates()

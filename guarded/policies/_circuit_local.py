@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from guarded._core import clock
 from guarded._core.breaker import Reading, RegisteredBreaker, adopt, make
@@ -36,6 +36,8 @@ from guarded.policies._circuit_terms import (
     Rules,
     State,
 )
+
+T = TypeVar("T")
 
 _NS: Final = 1_000_000_000
 _BATCH: Final = 256  # so many successes are counted together
@@ -240,27 +242,24 @@ class LocalCircuit(Monitor):
 
     def move(self, state: State) -> None:
         """Change the state by hand."""
-        with self:
-            self._catch_up(None)
-            self._core.move(state, clock.monotonic_ns(), "by hand")
-            self._update(None)
-        self._tell()
+        self.intervene(lambda core, now: core.move(state, now, "by hand"))
 
     def restart(self) -> None:
         """Close the circuit from whatever state, and forget all that was counted."""
-        with self:
-            self._catch_up(None)
-            self._core.restart(clock.monotonic_ns())
-            self._update(None)
-        self._tell()
+        self.intervene(CircuitCore.restart)
 
     def revise(self, rules: Rules) -> None:
         """Go on under other rules."""
+        self.intervene(lambda core, now: core.revise(rules))
+
+    def intervene(self, act: Callable[[CircuitCore, int], T]) -> T:
+        """Do something to the core, given the time, and tell what came of it."""
         with self:
             self._catch_up(None)
-            self._core.revise(rules)
+            result = act(self._core, clock.monotonic_ns())
             self._update(None)
         self._tell()
+        return result
 
     # The pybreaker register
 
@@ -325,11 +324,7 @@ class LocalCircuit(Monitor):
 
     def count(self, *, failed: bool) -> None:
         """Count the result of a call that went through pybreaker's own ``call``."""
-        with self:
-            self._catch_up(None)
-            self._core.count(clock.monotonic_ns(), failed=failed)
-            self._update(None)
-        self._tell()
+        self.intervene(lambda core, now: core.count(now, failed=failed))
 
     # Telling
 

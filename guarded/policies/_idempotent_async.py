@@ -144,7 +144,8 @@ class AsyncShell:
             if not isinstance(verdict, Running):
                 return verdict
             conduct.runs.advance(run, Phase.GOING)
-            await waiters.sleep_async(twin, min(pause, verdict.left), JOINING)
+            # no mere sleep: the run of another process is waited for
+            await waiters.wait_async(twin, TaskWaiter(), clock.monotonic() + min(pause, verdict.left), JOINING)
         raise AssertionError("polls never end")
 
     async def _run(self, run: Run, twin: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Outcome:

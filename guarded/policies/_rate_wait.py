@@ -104,7 +104,8 @@ class Gate:
         try:
             verdict: Refusal | bool = False
             while verdict is False:
-                woken = waiters.wait(call, ticket.waiter, self._rate.lines.until(ticket.timer), during)  # type: ignore[arg-type]
+                until = self._rate.lines.until(ticket.timer)
+                woken = waiters.wait_out(call, ticket.waiter, until, during)  # type: ignore[arg-type]
                 verdict = step(ticket, woken)
             if isinstance(verdict, Refusal):
                 raise self.exceeded(call, verdict)
@@ -119,7 +120,7 @@ class Gate:
             verdict: Refusal | bool = False
             while verdict is False:
                 until = self._rate.lines.until(ticket.timer)
-                woken = await waiters.wait_async(call, ticket.waiter, until, during)  # type: ignore[arg-type]
+                woken = await waiters.wait_out_async(call, ticket.waiter, until, during)  # type: ignore[arg-type]
                 verdict = step(ticket, woken)
             if isinstance(verdict, Refusal):
                 raise self.exceeded(call, verdict)

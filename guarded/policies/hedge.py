@@ -80,7 +80,7 @@ class Hedge(Policy[HedgeOptions]):
 
     def _demand_idempotent(self, site: Site) -> None:
         # Judged when a chain is compiled, at the first call: an outer @idempotent comes after this decorator.
-        if not self.options.idempotent and not any(layer.kind == "idempotent" for layer in site.layers):
+        if not self.options.idempotent and not any(layer.kind == "idempotent" for layer in site.declared):
             raise TypeError(
                 f"{self!r} runs {site.function} more than once: say hedge(idempotent=True) if that does no harm, "
                 "or put @idempotent around it"

@@ -139,7 +139,8 @@ class _SyncShell:
                 return verdict
             waiters.refuse_on_loop_thread(f"{call.function}: {JOINING}", conduct.policy.label)
             conduct.runs.advance(run, Phase.GOING)
-            waiters.sleep(call, min(pause, verdict.left), JOINING)
+            # no mere sleep: the run of another process is waited for
+            waiters.wait(call, ThreadWaiter(), clock.monotonic() + min(pause, verdict.left), JOINING)
         raise AssertionError("polls never end")
 
     def _run(self, run: Run, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Outcome:
