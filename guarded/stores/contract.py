@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from guarded._core.fork import after_fork
+
+_THREADS: Final = 8  # stores that block mostly wait for one lock, so that more would not be faster
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
 
@@ -123,20 +128,35 @@ class IdempotentStore(Protocol[PayloadT]):
 
 
 class InThreads:
-    """The async methods of a store whose client can only block: each runs in a worker thread of the loop."""
+    """The async methods of a store whose client can only block: each runs in a worker thread."""
 
     async def begin_async(self: Any, key: str, claim: Claim) -> Any:
-        return await _in_thread(partial(self.begin, key, claim))
+        return await in_thread(partial(self.begin, key, claim))
 
     async def complete_async(self: Any, key: str, claim: Claim, payload: Any) -> bool:
-        return await _in_thread(partial(self.complete, key, claim, payload))
+        return await in_thread(partial(self.complete, key, claim, payload))
 
     async def renew_async(self: Any, key: str, claim: Claim) -> bool:
-        return await _in_thread(partial(self.renew, key, claim))
+        return await in_thread(partial(self.renew, key, claim))
 
     async def release_async(self: Any, key: str, claim: Claim) -> bool:
-        return await _in_thread(partial(self.release, key, claim))
+        return await in_thread(partial(self.release, key, claim))
 
 
-async def _in_thread(step: Callable[[], ResultT]) -> ResultT:
-    return await asyncio.get_running_loop().run_in_executor(None, step)
+class _Threads:
+    """Threads for nothing but steps of stores: those of a loop may all be taken by calls that wait for a step."""
+
+    def __init__(self) -> None:
+        self._reset()
+        after_fork(self, _Threads._reset)
+
+    def _reset(self) -> None:
+        self.pool = ThreadPoolExecutor(_THREADS, "guarded-store")
+
+
+_threads = _Threads()
+
+
+async def in_thread(step: Callable[[], ResultT]) -> ResultT:
+    """Make a blocking step of a store in a worker thread; it sees the running call and its deadline."""
+    return await asyncio.get_running_loop().run_in_executor(_threads.pool, copy_context().run, step)

@@ -17,7 +17,7 @@ from guarded.stores import open_store
 from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule, Refused
 from guarded.stores.memory import MemoryStore
 
-LANES = ("memory", "valkey", "redis_6_2")
+SERVERS = ("valkey", "redis_6_2")
 
 
 @dataclass
@@ -93,10 +93,12 @@ def lanes(*names: str) -> Callable[[Any], Any]:
 
 
 def _store(request: pytest.FixtureRequest, name: str) -> Any:
+    if name == "sqlite":
+        return open_store(f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db")
     return open_store(request.getfixturevalue(name).url, timeout=2.0, prefix=f"{uuid.uuid4().hex}:")
 
 
-@lanes(*LANES)
+@lanes("memory", "sqlite", *SERVERS)
 def rates(request: pytest.FixtureRequest) -> Iterator[Face]:
     """Every store that keeps rates."""
     name, mode = request.param
@@ -108,7 +110,7 @@ def rates(request: pytest.FixtureRequest) -> Iterator[Face]:
     store.close()
 
 
-@lanes(*LANES[1:])
+@lanes(*SERVERS)
 def limits(request: pytest.FixtureRequest) -> Iterator[Face]:
     """Every store that keeps limits."""
     name, mode = request.param
@@ -117,7 +119,7 @@ def limits(request: pytest.FixtureRequest) -> Iterator[Face]:
     store.close()
 
 
-@lanes(*LANES)
+@lanes("memory", "sqlite", *SERVERS)
 def records(request: pytest.FixtureRequest) -> Iterator[Face]:
     """Every store that keeps idempotency records."""
     name, mode = request.param
