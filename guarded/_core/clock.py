@@ -1,7 +1,7 @@
 """The only module that reads time or waits for it.
 
-Functions of ``time`` are looked up at each use, so that freezegun moves every policy; an installed
-``VirtualClock`` replaces them all. Monotonic seconds (float) or nanoseconds (int) inside the process,
+The clocks are names of this module, so that freezegun, which rebinds names, moves every policy; an installed
+``VirtualClock`` rebinds them too. Monotonic seconds (float) or nanoseconds (int) inside the process,
 wall-clock seconds since the epoch only for show.
 """
 
@@ -34,6 +34,8 @@ class Gate(Protocol):
 class VirtualClock(Protocol):
     """Time that moves only when told to, or when everyone waits (see ``guarded.testing``)."""
 
+    def monotonic(self) -> float: ...
+
     def monotonic_ns(self) -> int: ...
 
     def wall(self) -> float: ...
@@ -50,8 +52,10 @@ _virtual: VirtualClock | None = None
 
 def install(clock: VirtualClock | None) -> VirtualClock | None:
     """Replace real time by `clock` (None: back to real time); return what was installed before."""
-    global _virtual
+    global _virtual, monotonic, monotonic_ns
     previous, _virtual = _virtual, clock
+    monotonic = time.monotonic if clock is None else clock.monotonic
+    monotonic_ns = time.monotonic_ns if clock is None else clock.monotonic_ns
     return previous
 
 
@@ -65,14 +69,11 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def monotonic() -> float:
-    """Seconds that never go back, from an arbitrary point."""
-    return time.monotonic() if _virtual is None else _virtual.monotonic_ns() / 1e9
+monotonic: Callable[[], float] = time.monotonic
+"""Seconds that never go back, from an arbitrary point. Look it up at each use: `install` and freezegun rebind it."""
 
-
-def monotonic_ns() -> int:
-    """The same clock in whole nanoseconds."""
-    return time.monotonic_ns() if _virtual is None else _virtual.monotonic_ns()
+monotonic_ns: Callable[[], int] = time.monotonic_ns
+"""The same clock in whole nanoseconds; look it up at each use too."""
 
 
 def wall() -> float:
