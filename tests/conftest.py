@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 
-from guarded import events, registry
+from guarded import events
 from guarded._core import clock
+from guarded._core.registry import Registry
+from guarded._testing import pytest_plugin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the package's own fixtures where it runs from a checkout, without the entry point of an installed one."""
+    if not config.pluginmanager.has_plugin("guarded"):
+        config.pluginmanager.register(pytest_plugin, "guarded")
 
 
 @pytest.fixture(autouse=True)
-def _clean_slate() -> Iterator[None]:
+def _clean_slate(guarded_registry: Registry) -> Iterator[None]:
     """Isolate the registry, silence the default sink, and check that no test leaves a virtual clock behind."""
     level = events.set_level("OFF")
-    with registry.isolated():
-        yield
+    yield
     events.set_level(level)
     assert clock.installed() is None
 
