@@ -16,6 +16,7 @@ class Contest(Generic[R]):
 
     Attributes:
         name: the public function.
+        waiting: what the caller does meanwhile, for messages.
         decided: whether the others are of no use any more.
         patience: seconds to wait for the others when they run in threads, which nothing can interrupt.
     """
@@ -24,6 +25,7 @@ class Contest(Generic[R]):
     patience: ClassVar[float] = inf
 
     def __init__(self, count: int) -> None:
+        self.waiting = f"waiting for {self.name}"
         self.outcomes: list[Settled[R] | None] = [None] * count
         self.missing = count
         self.decisive: Settled[R] | None = None
@@ -33,6 +35,11 @@ class Contest(Generic[R]):
     def decided(self) -> bool:
         """Whether the caller can have the answer."""
         return self.decisive is not None or self.crash is not None or not self.missing
+
+    @property
+    def went_well(self) -> bool:
+        """Whether the answer holds no failure, so that it does not matter if the caller's time is up meanwhile."""
+        return self.decisive.ok if self.decisive is not None else all(map(_is_success, self.outcomes))
 
     def take(self, settled: Settled[R]) -> None:
         """One call has ended."""
@@ -54,6 +61,10 @@ class Contest(Generic[R]):
         return [
             cut_off(index, None, "call") if settled is None else settled for index, settled in enumerate(self.outcomes)
         ]
+
+
+def _is_success(settled: Settled[Any] | None) -> bool:
+    return settled is not None and settled.ok
 
 
 class AllOf(Contest[R]):

@@ -63,7 +63,9 @@ class _TaskRun:
         try:
             self._start()
             while not contest.decided:
-                await waiters.wait_async(self._caller, self._waiter, inf, f"waiting for {contest.name}")
+                await waiters.wait_async(self._caller, self._waiter, inf, contest.waiting)
+            if not contest.went_well:  # by the caller's own deadline or token, perhaps: then that is what it gets
+                waiters.enter(self._caller, contest.waiting)
         except BaseException as error:
             await self._end()
             leave_behind(error, contest.all())
@@ -80,13 +82,12 @@ class _TaskRun:
             future = known.get(id(entrant))
             if future is None or not inspect.isawaitable(entrant):
                 if inspect.isawaitable(entrant):
-                    future = asyncio.ensure_future(entrant)
+                    future = asyncio.ensure_future(entrant, loop=loop)
                 else:
                     future = loop.create_task(self._call(entrant), context=self._context.copy())
                 known[id(entrant)] = future
+                future.add_done_callback(self._ended)
             self._futures.setdefault(future, []).append(index)
-        for future in list(self._futures):
-            future.add_done_callback(self._ended)
 
     async def _call(self, fn: Callable[[], Any]) -> Any:
         if kind_of(fn) == "async":
@@ -145,7 +146,9 @@ class _ThreadRun:
                 self._jobs.append(job)
                 work.add_done_callback(functools.partial(self._ended, index))
             while not contest.decided:
-                waiters.wait(self._caller, self._waiter, inf, f"waiting for {contest.name}")
+                waiters.wait(self._caller, self._waiter, inf, contest.waiting)
+            if not contest.went_well:
+                waiters.enter(self._caller, contest.waiting)
         except BaseException as error:
             self._end()
             leave_behind(error, contest.all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from guarded._batch.blocking import ExecutorBatch, ThreadBatch
@@ -55,8 +55,9 @@ def _results(plan: Plan, window: AtTheEnd[Any]) -> list[Any]:
 
 def _stream_from_threads(plan: Plan, order: Order) -> Generator[Any, None, None]:
     batch, _ = _thread_batch(plan, order)
-    for settled in batch.read():
-        yield _shown(plan, settled)
+    with closing(batch.read()) as outcomes:
+        for settled in outcomes:
+            yield _shown(plan, settled)
 
 
 async def _stream_from_tasks(plan: Plan, order: Order) -> AsyncGenerator[Any, None]:
