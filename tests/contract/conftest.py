@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +95,70 @@ class MemoryRates:
         return step
 
 
+def _postgres_binaries() -> Path:
+    """The folder of the newest server there is, wherever distributions put it."""
+    folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
+    found = sorted((each for each in folders if (each / "initdb").exists()), key=lambda each: str(each).zfill(60))
+    which = shutil.which("initdb")
+    if which is not None and not found:
+        found = [Path(which).parent]
+    if not found:
+        pytest.skip("no PostgreSQL server here: initdb is neither on the path nor in /usr/lib/postgresql/*/bin")
+    return found[-1]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of our own, run by another user than root, which it refuses."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    binaries = _postgres_binaries()
+    folder = tempfile.mkdtemp(prefix="guarded-postgres-")
+    user = None
+    if os.getuid() == 0:
+        names = [entry.pw_name for entry in pwd.getpwall()]
+        user = "postgres" if "postgres" in names else "nobody"
+        shutil.chown(folder, user)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    make = [str(binaries / "initdb"), "-D", folder, "-A", "trust", "-U", "guarded", "--no-sync"]
+    subprocess.run(make, check=True, **options)
+    server = subprocess.Popen(
+        [str(binaries / "postgres"), "-D", folder, "-p", str(port), "-h", "127.0.0.1", "-k", "", "-F"], **options
+    )
+    url = f"postgresql://guarded:secret@127.0.0.1:{port}/postgres"
+    try:
+        _until_it_answers(url)
+        yield url
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(30)
+        shutil.rmtree(folder)
+
+
+def _until_it_answers(url: str) -> None:
+    import psycopg
+
+    give_up = time.monotonic() + 30
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+            return
+        except psycopg.OperationalError:
+            assert time.monotonic() < give_up, "the server does not start"
+            time.sleep(0.05)
+
+
+def _own_schema(url: str) -> str:
+    import psycopg
+
+    schema = f"s{uuid.uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    return f"{url}?options=-csearch_path%3D{schema}"
+
+
 def lanes(*names: str) -> Callable[[Any], Any]:
     """Run a fixture over these stores, sync and async."""
     both = [pytest.param((name, mode), id=f"{name}-{mode}") for name in names for mode in ("sync", "async")]
@@ -95,6 +168,8 @@ def lanes(*names: str) -> Callable[[Any], Any]:
 def _store(request: pytest.FixtureRequest, name: str) -> Any:
     if name == "sqlite":
         return open_store(f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db")
+    if name == "postgres":
+        return open_store(_own_schema(request.getfixturevalue("postgres")), timeout=5.0)
     return open_store(request.getfixturevalue(name).url, timeout=2.0, prefix=f"{uuid.uuid4().hex}:")
 
 
@@ -119,7 +194,7 @@ def limits(request: pytest.FixtureRequest) -> Iterator[Face]:
     store.close()
 
 
-@lanes("memory", "sqlite", *SERVERS)
+@lanes("memory", "sqlite", "postgres", *SERVERS)
 def records(request: pytest.FixtureRequest) -> Iterator[Face]:
     """Every store that keeps idempotency records."""
     name, mode = request.param
