@@ -140,12 +140,13 @@ class Gcra:
     State: that time, in 1/count of a nanosecond, so that nothing is rounded; and all that was counted, for marks.
     """
 
-    __slots__ = ("_booked", "_tat", "burst", "count", "window")
+    __slots__ = ("_booked", "_credit_of_one", "_tat", "burst", "count", "window")
 
     def __init__(self, count: int, window: int, burst: int | None = None) -> None:
         self.count = count
         self.window = window
         self.burst = burst or count
+        self._credit_of_one = self._credit(1)
         self._tat = 0
         self._booked = 0  # all that was ever counted: a mark is where in this an admission ends
 
@@ -157,7 +158,7 @@ class Gcra:
         clock, tat = now * self.count, self._tat
         if tat < clock:
             tat = clock
-        if tat - clock > self._credit(cost):
+        if tat - clock > (self._credit_of_one if cost == 1 else self._credit(cost)):
             return None
         work = cost * self.window
         self._tat = tat + work
@@ -199,6 +200,7 @@ class Gcra:
         self._tat = now * count + max(0, self._tat - now * self.count)  # as many units ahead of the clock as before
         self.count = count
         self.burst = burst or count
+        self._credit_of_one = self._credit(1)
 
     def copy(self) -> Gcra:
         twin = type(self)(self.count, self.window, self.burst)

@@ -65,7 +65,8 @@ class Rate(Policy[RateOptions]):
         self.capacity = options.capacity
         self.stored = None if options.store is None else self._in_store()
         self._cost = None if isinstance(options.cost, str) or callable(options.cost) else options.cost
-        self._plain = self._cost if options.key is None else None  # what a call without arguments costs
+        plain = options.key is None and self.stored is None
+        self._plain = self._cost if plain else None  # what a call costs that needs neither a key nor a store
 
     def _in_store(self) -> StoredRate:
         from guarded.policies._rate_stored import StoredRate  # only where there is a store
@@ -144,10 +145,10 @@ class Rate(Policy[RateOptions]):
             ValueError: no whole number from 1 up, or above the capacity.
             TypeError: a key or cost is missing, or there are no keys.
         """
-        if self.stored is not None:
-            return self.stored.try_take(current.get() or Call(), self._key_of(key), self._cost_of(cost))
         if cost is None and key is None and self._plain is not None:
             return self.lines.take(None, self._plain) is not None
+        if self.stored is not None:
+            return self.stored.try_take(current.get() or Call(), self._key_of(key), self._cost_of(cost))
         return self.lines.take(self._key_of(key), self._cost_of(cost)) is not None
 
     def acquire(self, cost: int | None = None, *, key: object = None, timeout: Duration | None = None) -> Admission:
