@@ -41,10 +41,8 @@ class ChaosOptions:
         found = []
         if fault is None and latency is None:
             found.append("give a fault, a latency, or both")
-        if fault is not None and not callable(fault) and not isinstance(fault, BaseException):
-            found.append(f"fault={fault!r}: must be an exception, a type of one, or a function that makes one")
-        if isinstance(fault, type) and not issubclass(fault, BaseException):
-            found.append(f"fault={fault!r}: must be a type of exception")
+        if problem := _fault_problem(fault):
+            found.append(f"fault={fault!r}: {problem}")
         try:
             latency = None if latency is None else _span(latency)
         except ValueError as error:
@@ -56,6 +54,14 @@ class ChaosOptions:
         if found:
             raise ValueError("inject: " + "; ".join(found))
         return cls(fault, latency, rate, seed)
+
+
+def _fault_problem(fault: object) -> str | None:
+    if isinstance(fault, type):
+        return None if issubclass(fault, BaseException) else "must be a type of exception"
+    if fault is None or callable(fault) or isinstance(fault, BaseException):
+        return None
+    return "must be an exception, a type of one, or a function that makes one"
 
 
 def _span(latency: Any) -> tuple[float, float]:
