@@ -204,6 +204,12 @@ _TABLE: Final = (
         "wait active queued limit reason retry_after cancelled",
     ),
     _spec(
+        "limit.lost",
+        WARNING,
+        "The lease of a holder ended in the store: its permit may be another call's.",
+        "duration store",
+    ),
+    _spec(
         "limit.resized",
         DEBUG,  # adaptive limits do this many times a minute
         "The number of permits changed.",

@@ -9,7 +9,9 @@ from typing import Any
 
 from guarded._core.durations import parse_duration
 from guarded._core.keys import amount_problem, key_problem
+from guarded.events.redact import scrub
 from guarded.policies._adaptive import Adaptive
+from guarded.policies._store_option import WhenStoreFails, read_store
 
 Amount = int | str | Callable[..., int]
 
@@ -25,11 +27,14 @@ class LimitOptions:
     weight: Amount = 1
     priority: Amount | None = None
     store: Any = None
+    when_store_fails: WhenStoreFails = "local"
 
     @classmethod
-    def checked(cls, max_wait: Any, **given: Any) -> LimitOptions:
+    def checked(cls, max_wait: Any, name: str | None = None, **given: Any) -> LimitOptions:
         """Raise one ValueError that names every wrong option."""
         problems = _problems(given)
+        if given["store"] is not None or given["when_store_fails"] != "local":
+            given["store"] = read_store(given["store"], "limit", name, given["when_store_fails"], problems)
         if max_wait is not None:
             try:
                 max_wait = parse_duration(max_wait, option="max_wait", allow_zero=True)
@@ -77,7 +82,7 @@ def _problems(given: dict[str, Any]) -> list[str]:
             f"key={key!r}: an adaptive limit forgets what it learned about a key that nobody uses: drop one"
         )
     if is_adaptive and given["store"] is not None:
-        problems.append(f"store={given['store']!r}: an adaptive limit is of one process: drop one")
+        problems.append(f"store={scrub(str(given['store']))!r}: an adaptive limit is of one process: drop one")
     return problems
 
 

@@ -91,8 +91,16 @@ class Gate:
             raise self._full(call, pool, reason, 0.0)
         if entry.state is State.TAKEN:
             return False
-        bus.emit("limit.queued", call, self._limit, active=pool.held, queued=len(pool.queue), limit=pool.limit)
+        self._tell_queued(call, pool)
         return True
+
+    def _figures(self, pool: Pool) -> tuple[int, int, int]:
+        """Permits held, calls queued, and permits there are."""
+        return pool.held, len(pool.queue), pool.limit
+
+    def _tell_queued(self, call: Call, pool: Pool) -> None:
+        active, queued, limit = self._figures(pool)
+        bus.emit("limit.queued", call, self._limit, active=active, queued=queued, limit=limit)
 
     def _left(self, call: Call, pool: Pool, entry: Entry, error: BaseException) -> None:
         """The caller gives up, whether it was handed a permit meanwhile or not."""
@@ -110,12 +118,14 @@ class Gate:
 
     def _full(self, call: Call, pool: Pool, reason: LimitReason, waited: float) -> LimitFull:
         label = self._limit.label
-        use = f"{pool.held} of {pool.limit} permits held, {len(pool.queue)} calls queued"
+        active, queued, limit = self._figures(pool)
+        use = f"{active} of {limit} permits held, {queued} calls queued"
         self._tell_rejected(call, pool, reason, waited)
         if reason == "closed":
             message = f"limit {label!r} is closed and takes no calls any more"
         elif reason == "queue_full":
-            message = f"limit {label!r} is full ({use}, max_queue={pool.max_queue}); call later or allow a longer queue"
+            most = self._limit.options.max_queue
+            message = f"limit {label!r} is full ({use}, max_queue={most}); call later or allow a longer queue"
         else:
             message = (
                 f"limit {label!r} had no permit free within {format_duration(waited)} ({use}); "
@@ -124,14 +134,15 @@ class Gate:
         return LimitFull(message, reason=reason, policy=label)
 
     def _tell_rejected(self, call: Call, pool: Pool, reason: str, waited: float) -> None:
+        active, queued, limit = self._figures(pool)
         bus.emit(
             "limit.rejected",
             call,
             self._limit,
             wait=waited,
-            active=pool.held,
-            queued=len(pool.queue),
-            limit=pool.limit,
+            active=active,
+            queued=queued,
+            limit=limit,
             reason=reason,
             cancelled=True if reason == "cancelled" else None,
         )

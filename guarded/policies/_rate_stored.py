@@ -240,7 +240,12 @@ class StoredRate:
         if asyncio._get_running_loop() is None:
             step()
         else:
-            upkeep.every(0.0, lambda: step() is not None and False)
+
+            def once() -> bool:
+                step()
+                return False
+
+            upkeep.every(0.0, once)
 
 
 def _shell(policy: Rate, stored: StoredRate, site: Site, proceed: SyncNext) -> SyncNext:

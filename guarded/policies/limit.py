@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock
 from guarded._core.call import Call, current
@@ -27,7 +27,11 @@ from guarded.policies._limit_learner import Learner
 from guarded.policies._limit_options import Amount, LimitOptions, is_whole
 from guarded.policies._limit_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._limit_wait import Gate
+from guarded.policies._store_option import WhenStoreFails
 from guarded.policies._turns import with_turns, with_turns_async
+
+if TYPE_CHECKING:
+    from guarded.policies._limit_stored import StoredLimit
 
 __all__ = ["Adaptive", "Limit", "LimitOptions", "LimitSnapshot", "Permit", "adaptive", "limit"]
 
@@ -64,6 +68,11 @@ class Limit(Policy[LimitOptions]):
             self._label = self.name or repr(self)
         return self._label
 
+    @property
+    def local_pools(self) -> Pool | KeyedPools:
+        """The permits of this process, also where those in force live in a store."""
+        return self._pools
+
     def _adopt(self) -> None:
         """What follows from the options without touching the pools."""
         self._label = None
@@ -74,6 +83,14 @@ class Limit(Policy[LimitOptions]):
         self._priority = options.priority if isinstance(options.priority, int) else 0
         pools = self._pools if self._weight == 1 and self.learner is None else None
         self._quick = pools if isinstance(pools, Pool) else None  # may be taken from without the lock
+        self.stored = None if options.store is None else self._in_store()
+
+    def _in_store(self) -> StoredLimit:
+        from guarded.policies._limit_stored import StoredLimit  # only where there is a store
+
+        self._quick = None
+        self.gate = stored = StoredLimit(self)
+        return stored
 
     def __repr__(self) -> str:
         given = [repr(self.options.max_concurrent)]
@@ -125,6 +142,8 @@ class Limit(Policy[LimitOptions]):
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """The same for coroutine functions and async generators."""
         needs = Needs(self.options, site.wrapped)
+        if self.stored is not None:
+            return with_turns_async(self.stored.async_shell(needs, site.is_stream, proceed), site)
         if self._quick is not None and not site.is_stream:
             return with_turns_async(quick_async_shell(self, self._quick, needs, proceed), site)
         return with_turns_async(full_async_shell(self, needs, site.is_stream, proceed), site)
@@ -168,10 +187,12 @@ class Limit(Policy[LimitOptions]):
     def close(self) -> None:
         """Refuse new calls, and those that wait, with LimitFull; those inside finish."""
         self._pools.close()
+        if self.stored is not None:
+            self.stored.close()
 
     def snapshot(self) -> LimitSnapshot:
         """What is held and who waits, at this moment; summed over all keys."""
-        return self._pools.snapshot(clock.monotonic())
+        return (self._pools if self.stored is None else self.stored).snapshot(clock.monotonic())
 
     def acquire(
         self,
@@ -244,6 +265,8 @@ class Limit(Policy[LimitOptions]):
         pools = self._pools
         if weight > pools.limit and weight > self.options.largest:
             raise ValueError(f"weight: {weight} is above the capacity of {self!r}, so the call could never run")
+        if self.stored is not None:
+            return cast("Pool", self.stored.loan(key, weight))
         return pools if isinstance(pools, Pool) else pools.enter(key)
 
     def tell_acquired(self, call: Call, pool: Pool, waited: float) -> None:
@@ -355,6 +378,7 @@ def limit(
     weight: Amount = 1,
     priority: Amount | None = None,
     store: Any = None,
+    when_store_fails: WhenStoreFails = "local",
 ) -> Limit:
     """So many calls at once, in all threads and event loops together; the others wait their turn.
 
@@ -371,7 +395,10 @@ def limit(
             arguments. A key's budget exists only while somebody holds or waits for it.
         weight: permits that a call takes, from 1 up: a number, or like `key`. Default 1.
         priority: a whole number, or like `key`; higher goes first. Asked only where it may matter. Default 0.
-        store: where the budget lives; None for this process.
+        store: where the budget lives: an address such as ``"redis://host:6379/0"``, or a store; None for this process.
+            A holder has a lease there; `resize`, `close` and `max_queue` are about the calls of this process.
+        when_store_fails: ``local`` goes on with a budget of this process alone, ``open`` lets every call through,
+            ``closed`` raises StoreError.
 
     Raises:
         ValueError: an option is wrong; all wrong ones are named.
@@ -398,5 +425,7 @@ def limit(
         weight=weight,
         priority=priority,
         store=store,
+        when_store_fails=when_store_fails,
+        name=name,
     )
     return registry.intern(Limit(options, name=name))

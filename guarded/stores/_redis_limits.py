@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from guarded._core import clock
 from guarded.stores._redis_link import Script, Word
 from guarded.stores.contract_limit import Full, Granted, Pledge
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _US = 1_000_000
 _SCRIPT: Final = Script("limit")
+_FEW: Final = 1000
 
 
 class RedisLimits:
@@ -21,23 +23,25 @@ class RedisLimits:
         self._prefix = f"{store.prefix}limit:"
         self._link = store.link
         self.name = store.name
-        self.lease = store.lease
+        self._memories: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self._tidy_at = _FEW
 
     def acquire(self, pledge: Pledge, keep: float) -> Granted | Full:
         """See `LimitStore.acquire`."""
-        return _verdict(self._link.run(*self._acquire(pledge, keep)))
+        return self._verdict(pledge, self._link.run(*self._step("acquire", pledge, pledge.limit, int(keep * _US))))
 
     async def acquire_async(self, pledge: Pledge, keep: float) -> Granted | Full:
         """See `LimitStore.acquire`."""
-        return _verdict(await self._link.run_async(*self._acquire(pledge, keep)))
+        step = self._step("acquire", pledge, pledge.limit, int(keep * _US))
+        return self._verdict(pledge, await self._link.run_async(*step))
 
     def renew(self, pledge: Pledge) -> bool:
         """See `LimitStore.renew`."""
-        return bool(self._link.run(*self._renew(pledge)))
+        return self._renewed(pledge, self._link.run(*self._step("renew", pledge)))
 
     async def renew_async(self, pledge: Pledge) -> bool:
         """See `LimitStore.renew`."""
-        return bool(await self._link.run_async(*self._renew(pledge)))
+        return self._renewed(pledge, await self._link.run_async(*self._step("renew", pledge)))
 
     def release(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
@@ -57,20 +61,34 @@ class RedisLimits:
         held, waiting = await self._link.run_async(_SCRIPT, self._keys(pool), ["look", ""])
         return held, waiting
 
-    def _acquire(self, pledge: Pledge, keep: float) -> tuple[Script, list[str], list[Word]]:
-        lease = int(pledge.lease * _US)
-        given: list[Word] = ["acquire", pledge.owner, lease, pledge.permits, pledge.limit, int(keep * _US)]
+    def _step(self, step: str, pledge: Pledge, *more: Word) -> tuple[Script, list[str], list[Word]]:
+        known, at = self._memories.get(pledge.pool, (b"", 0.0))
+        if known and clock.monotonic() - at >= pledge.lease:
+            known = b""  # the server may have forgotten by itself that anybody held
+        given: list[Word] = [step, pledge.owner, int(pledge.lease * _US), pledge.permits, known, *more]
         return _SCRIPT, self._keys(pledge.pool), given
 
-    def _renew(self, pledge: Pledge) -> tuple[Script, list[str], list[Word]]:
-        return _SCRIPT, self._keys(pledge.pool), ["renew", pledge.owner, int(pledge.lease * _US)]
+    def _verdict(self, pledge: Pledge, reply: Any) -> Granted | Full:
+        self._note(pledge, reply[2])
+        if reply[0] == 1:
+            return Granted(reply[1])
+        return Full(reply[1], None if reply[3] < 0 else reply[3] / _US)
+
+    def _renewed(self, pledge: Pledge, reply: Any) -> bool:
+        self._note(pledge, reply[1])
+        return bool(reply[0])
+
+    def _note(self, pledge: Pledge, memory: bytes) -> None:
+        """Which memory the server has now; of pools not used any more, it need not be known."""
+        now = clock.monotonic()
+        memories = self._memories
+        memories[pledge.pool] = memory, now
+        if len(memories) > self._tidy_at:
+            old = [pool for pool, (_, at) in tuple(memories.items()) if now - at >= pledge.lease]
+            for pool in old:
+                memories.pop(pool, None)
+            self._tidy_at = 2 * len(memories) + _FEW
 
     def _keys(self, pool: tuple[str, str]) -> list[str]:
         key = f"{self._prefix}{{{pool[0]}}}:{pool[1]}"
-        return [key, f"{key}:more", f"{key}:queue", f"{key}:patience"]
-
-
-def _verdict(reply: Any) -> Granted | Full:
-    if reply[0] == 1:
-        return Granted(reply[1])
-    return Full(reply[1], None if reply[2] < 0 else reply[2] / _US)
+        return [key, f"{key}:more", f"{key}:queue", f"{key}:patience", f"{key}:memory"]

@@ -32,6 +32,7 @@ DESIGNED = [
     "call.succeeded",
     "call.failed",
     "limit.acquired",
+    "limit.lost",
     "limit.queued",
     "limit.rejected",
     "limit.resized",
