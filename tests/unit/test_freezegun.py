@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import freezegun
@@ -28,11 +30,17 @@ from guarded import (
 )
 
 
-@pytest.fixture
-def frozen() -> Iterator[Any]:
-    """Frozen time; asyncio goes on in real time."""
-    with freezegun.freeze_time("2026-03-01 12:00", real_asyncio=True, ignore=["_pytest"]) as frozen:
-        yield frozen
+def frozen_time(test: Callable[..., None]) -> Callable[..., None]:
+    """Give a test frozen time as its first argument; asyncio goes on in real time, and so does pytest."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        with freezegun.freeze_time("2026-03-01 12:00", real_asyncio=True) as frozen:
+            test(frozen, **given)
+
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    return run
 
 
 def _plain(fn: Callable[[], Any]) -> Callable[[], Any]:
@@ -56,6 +64,7 @@ modes = pytest.mark.parametrize("shape", [_plain, _as_async], ids=["sync", "asyn
 
 @modes
 @pytest.mark.parametrize("algorithm", ["sliding", "gcra", "leaky", "fixed"])
+@frozen_time
 def test_rate(frozen: Any, shape: Any, algorithm: Any) -> None:
     """Used up, until a window has been ticked away."""
     call = rate("1/m", algorithm=algorithm, max_wait=0)(shape(lambda: "ran"))
@@ -67,6 +76,7 @@ def test_rate(frozen: Any, shape: Any, algorithm: Any) -> None:
 
 
 @modes
+@frozen_time
 def test_circuit(frozen: Any, shape: Any) -> None:
     """Open for exactly as long as it says."""
     gateway = circuit("gateway", failures=1, reset_after=30)
@@ -90,6 +100,7 @@ def test_circuit(frozen: Any, shape: Any) -> None:
 
 
 @modes
+@frozen_time
 def test_slow_calls_of_a_circuit(frozen: Any, shape: Any) -> None:
     """A body that ticks for longer than `slow_call` was slow."""
     gateway = circuit("gateway", failures=1, slow_call="2s")
@@ -98,6 +109,7 @@ def test_slow_calls_of_a_circuit(frozen: Any, shape: Any) -> None:
 
 
 @modes
+@frozen_time
 def test_idempotent_time_to_live(frozen: Any, shape: Any) -> None:
     """A result is replayed until its time is ticked away."""
     runs: list[int] = []
@@ -112,6 +124,7 @@ def test_idempotent_time_to_live(frozen: Any, shape: Any) -> None:
 
 
 @modes
+@frozen_time
 def test_retry_decides_by_the_deadline(frozen: Any, shape: Any) -> None:
     """Attempts go on while the next one can start in time, and not a tick longer."""
     attempts: list[int] = []
@@ -127,6 +140,7 @@ def test_retry_decides_by_the_deadline(frozen: Any, shape: Any) -> None:
     assert attempts == [1, 2, 3]
 
 
+@frozen_time
 def test_retry_budget(frozen: Any) -> None:
     """What is spent counts for the last ten seconds only."""
     budget = RetryBudget(ratio=0, min_per_second=0.1)
@@ -146,6 +160,7 @@ def test_retry_budget(frozen: Any) -> None:
 
 
 @modes
+@frozen_time
 def test_deadline(frozen: Any, shape: Any) -> None:
     """What is left follows the ticks, down to nothing, and every checkpoint obeys."""
     left: list[float] = []
@@ -161,6 +176,7 @@ def test_deadline(frozen: Any, shape: Any) -> None:
     assert left == pytest.approx([10, 6, 2])
 
 
+@frozen_time
 def test_a_token_fires_by_ticks(frozen: Any) -> None:
     """`CancelToken.after` is a time like any other."""
     token = CancelToken.after("5s")
@@ -172,6 +188,7 @@ def test_a_token_fires_by_ticks(frozen: Any) -> None:
             guarded.checkpoint()
 
 
+@frozen_time
 def test_limit(frozen: Any) -> None:
     """How long somebody has waited follows the ticks, and so does what an adaptive limit learns."""
     once = limit(1)
@@ -195,6 +212,7 @@ def test_limit(frozen: Any) -> None:
     assert learning.snapshot().limit == 9
 
 
+@frozen_time
 def test_asyncio_timers_stay_real(frozen: Any) -> None:
     """A real sleep under a guarded deadline ends by itself; a tick past the deadline ends the body soon after."""
 
@@ -214,6 +232,7 @@ def test_asyncio_timers_stay_real(frozen: Any) -> None:
     asyncio.run(main())
 
 
+@frozen_time
 def test_guarded_waits_under_frozen_time_take_real_time(frozen: Any) -> None:
     """Nobody hangs: waits end by the real clock while the frozen one stands still."""
     assert guarded.sleep("10ms") is None
