@@ -9,14 +9,14 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from math import inf
 from typing import Any, cast
 
 from guarded._batch.contest import Contest
-from guarded._batch.offload import all_ended, call_plainly, in_thread, in_worker
+from guarded._batch.offload import all_ended, call_plainly, close_unstarted, in_thread, in_worker
 from guarded._batch.plan import context_of, scope_of
 from guarded._batch.settled import Settled, cut_off, failure, leave_behind, success
 from guarded._core import clock, waiters
@@ -33,8 +33,8 @@ def runs_async(entrants: Sequence[Any], name: str) -> bool:
     """Whether to run in tasks. TypeError for what can neither be awaited nor called."""
     for index, entrant in enumerate(entrants):
         if not inspect.isawaitable(entrant) and not callable(entrant):
-            for coroutine in filter(inspect.iscoroutine, entrants):
-                coroutine.close()  # else it would complain that nobody awaited it
+            for other in entrants:
+                close_unstarted(other)
             raise TypeError(f"{name}: argument {index} is {type(entrant).__qualname__}: give awaitables or callables")
     is_async = any(inspect.isawaitable(entrant) or kind_of(entrant) == "async" for entrant in entrants)
     return is_async or asyncio._get_running_loop() is not None
@@ -111,9 +111,6 @@ class _TaskRun:
 
     async def _end(self) -> None:
         running = {future for future in self._futures if not future.done()}
-        for entrant in self._entrants[sum(map(len, self._futures.values())) :]:
-            if inspect.iscoroutine(entrant):
-                entrant.close()  # never started, since one before it could not be
         if running:
             self._token.cancel(DONE)
         for future in running:
@@ -121,9 +118,25 @@ class _TaskRun:
         await all_ended(running)
 
 
-async def run_in_tasks(contest: Contest[Any], entrants: Sequence[Any]) -> Any:
+class _Entrants:
+    """Keeps coroutines that were never started from complaining: the task of their contest may be cancelled before
+    its first step, or one before them may be of another loop."""
+
+    def __init__(self, entrants: Sequence[Any]) -> None:
+        self.all = entrants
+
+    def __del__(self) -> None:
+        for entrant in self.all:
+            close_unstarted(entrant)
+
+
+def run_in_tasks(contest: Contest[Any], entrants: Sequence[Any]) -> Coroutine[Any, Any, Any]:
     """The answer of `contest`; all entrants have ended by then."""
-    return await _TaskRun(contest, entrants).run()
+    return _run_in_tasks(contest, _Entrants(entrants))
+
+
+async def _run_in_tasks(contest: Contest[Any], entrants: _Entrants) -> Any:
+    return await _TaskRun(contest, entrants.all).run()
 
 
 class _ThreadRun:

@@ -6,6 +6,7 @@ A body that runs in another thread cannot be interrupted: it is told to stop by 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from concurrent import futures
 from concurrent.futures import Executor, Future
@@ -66,6 +67,7 @@ async def arrival(work: Future[R], stop: Callable[[], object], patience: float =
     except asyncio.CancelledError:
         stop()
         work.cancel()
+        work.add_done_callback(_drop)
         await _ended_within(ended, patience)
         if ended.done():
             _ = ended.cancelled() or ended.exception()  # else asyncio complains that nobody looked
@@ -73,6 +75,18 @@ async def arrival(work: Future[R], stop: Callable[[], object], patience: float =
             ended.cancel()
         raise
     return ended.result()
+
+
+def _drop(work: Future[Any]) -> None:
+    """Nobody wants the outcome; a coroutine would complain that nobody awaited it."""
+    if not work.cancelled() and work.exception() is None:
+        close_unstarted(work.result())
+
+
+def close_unstarted(value: object) -> None:
+    """Spare a coroutine that nobody will await the complaint about it."""
+    if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+        value.close()
 
 
 async def _ended_within(future: asyncio.Future[Any], patience: float) -> None:

@@ -13,6 +13,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from guarded._batch.offload import close_unstarted
 from guarded._batch.progress import OnProgress, Reports
 from guarded._batch.source import size_of
 from guarded._core.call import Call, current
@@ -104,7 +105,8 @@ def plan_thunks(name: str, thunks: tuple[Any, ...], **options: Any) -> Plan:
     for index, thunk in enumerate(thunks):
         if not callable(thunk):
             hint = "; write a lambda around it" if inspect.isawaitable(thunk) else ""
-            _close_all(thunks)
+            for other in thunks:
+                close_unstarted(other)
             raise TypeError(f"{name}: argument {index} is {type(thunk).__qualname__}, which is not callable{hint}")
     is_async = any(kind_of(thunk) == "async" for thunk in thunks)
     return _checked(name, lambda thunk, index: (thunk, ()), is_async, thunks, {"window": None, **options})
@@ -191,10 +193,3 @@ _PLACES = (inspect.Parameter.POSITIONAL_ONLY, _EITHER)
 
 def _title(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
-
-
-def _close_all(values: Iterable[Any]) -> None:
-    """Spare the coroutines among `values` the complaint that nobody awaited them."""
-    for value in values:
-        if inspect.iscoroutine(value):
-            value.close()
