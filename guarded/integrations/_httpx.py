@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Awaitable, Collection
 from math import inf
 from typing import Any
 
@@ -58,6 +59,33 @@ class _HttpxExchange(Exchange[Any]):
         )
 
 
+class _Opening:
+    """Follows a connection by the trace extension of httpcore: between its opening and its use nobody owns it."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.is_idle = False
+
+    async def __call__(self, name: str, info: dict[str, Any]) -> None:
+        if name.endswith(".started"):
+            self.is_idle = False
+        elif name.startswith("connection.") and name.endswith(".complete"):
+            self.is_idle = True
+        if self._given is not None:
+            await self._given(name, info)
+
+
+_STEPS = 100  # of the event loop; a few are enough, since nothing outside is waited for
+
+
+async def _whatever(step: Awaitable[Any]) -> None:
+    """Await a step that is part of obeying a cancellation; another one changes nothing."""
+    try:
+        await step
+    except asyncio.CancelledError:
+        pass
+
+
 class _Sync(_HttpxExchange, SyncExchange[Any]):
     def transmit(self, seconds: float) -> Any:
         return self._transport.handle_request(self.copy(seconds))
@@ -73,7 +101,26 @@ class _Sync(_HttpxExchange, SyncExchange[Any]):
 
 class _Async(_HttpxExchange, AsyncExchange[Any]):
     async def transmit(self, seconds: float) -> Any:
-        return await self._transport.handle_async_request(self.copy(seconds))
+        request = self.copy(seconds)
+        opening = request.extensions["trace"] = _Opening(request.extensions.get("trace"))
+        sending = asyncio.ensure_future(self._transport.handle_async_request(request))
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            await self._call_off(sending, opening)
+            raise
+
+    async def _call_off(self, sending: asyncio.Future[Any], opening: _Opening) -> None:
+        """Cancel, but not while a connection is open and still unused: its pool would keep it for ever."""
+        for _ in range(_STEPS):
+            if sending.done() or not opening.is_idle:
+                break
+            await _whatever(asyncio.sleep(0))
+        sending.cancel()
+        while not sending.done():
+            await _whatever(asyncio.wait({sending}))
+        if not sending.cancelled() and sending.exception() is None:
+            await self.close(sending.result())
 
     async def read(self, response: Any) -> None:
         raw = b"".join([chunk async for chunk in response.stream])

@@ -359,6 +359,30 @@ def test_a_loser_that_answers_late_is_closed_as_well(upstream: Any) -> None:
         wait_until(lambda: upstream.open == 1)  # the one that is kept alive
 
 
+@pytest.mark.parametrize(("library", "transport"), [(httpx, GuardedTransport), (httpx2, GuardedTransport2)])
+def test_a_cancellation_between_opening_and_use_leaves_no_connection(
+    upstream: Any, library: Any, transport: Any
+) -> None:
+    """Cancelled right there, httpcore would keep the connection, and its place in the pool, for ever."""
+    upstream.steps = [upstream.HANG]
+    inner = library.AsyncHTTPTransport(trust_env=False)
+
+    async def main() -> None:
+        async with library.AsyncClient(transport=transport(retry(retries=1), transport=inner)) as client:
+
+            async def trace(name: str, info: Any) -> None:
+                if name == "connection.connect_tcp.complete":
+                    task.cancel()
+
+            task = asyncio.ensure_future(client.get(upstream.url, extensions={"trace": trace}))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert inner._pool.connections == []
+            await asyncio.to_thread(wait_until, lambda: upstream.accepted == 1 and upstream.open == 0)
+
+    asyncio.run(main())
+
+
 def test_a_session_of_requests_survives_pickling(upstream: Any) -> None:
     """As those without guards do."""
     guard(retry(retries=1, **QUICK), name="outbound")
