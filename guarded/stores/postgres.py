@@ -39,8 +39,8 @@ END IF; END $guarded$;
 """
 _CLOCK: Final = "WITH clock AS MATERIALIZED (SELECT extract(epoch FROM clock_timestamp())::float8 AS now)"
 
-# Parameters: 1 key, 2 owner, 3 fingerprint, 4 lease, 5 ttl, 6 whether to take over. `won` sees the row as it is now, the
-# last part as it was when the statement began: when it changes in between, the answer may be no row at all.
+# Parameters: 1 key, 2 owner, 3 fingerprint, 4 lease, 5 ttl, 6 whether to take over. `won` sees the row as it is now,
+# the last part as it was when the statement began: when it changes in between, the answer may be no row at all.
 _BEGIN: Final = f"""
 {_CLOCK}, swept AS (
     DELETE FROM guarded_records WHERE key IN (
