@@ -126,11 +126,12 @@ def _standing(rule: RateRule, reply: Any) -> tuple[int, float]:
     return min([_free(rule, *each) for each in zip(rule.quotas, ahead, strict=True)]), delay / _US
 
 
-def _free(rule: RateRule, quota: tuple[int, int], ahead: int) -> int:
-    """Units that calls of cost 1 would get, while the arrival time is so many microseconds ahead; -1 in a pause."""
+def _free(rule: RateRule, quota: tuple[int, int], ahead: tuple[int, int]) -> int:
+    """Units that calls of cost 1 would get, the arrival time being so far ahead of the clock; -1 in a pause."""
     count, window = quota
-    if ahead < 0:
+    whole, parts = ahead
+    if whole < 0:
         return 0
     if rule.algorithm == "leaky":
-        return int(ahead == 0)
-    return max(0, ((rule.burst or count) * window - ahead * 1000 * count) // window)
+        return int(whole == parts == 0)
+    return max(0, ((rule.burst or count) * window - whole * 1000 * count - parts) // window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from math import inf
 from typing import Any
@@ -98,7 +99,7 @@ def test_those_who_wait_are_served_in_order(rates: Any, algorithm: str) -> None:
     booked = [rates("take", what, BUDGET, 1, inf) for _ in range(4)]
     assert [type(each) for each in booked] == [Booked] * 4
     dues = [each.delay for each in booked]
-    assert all(later > earlier - 0.05 for earlier, later in zip(dues, dues[1:], strict=False))
+    assert all(later > earlier - 0.05 for earlier, later in itertools.pairwise(dues))
     newcomer = rates("take", what, BUDGET, 1, 0.0)
     assert isinstance(newcomer, Refused)
     assert newcomer.retry_after > dues[-1] - (time.monotonic() - asked) - 0.01

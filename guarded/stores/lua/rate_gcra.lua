@@ -4,7 +4,7 @@
 -- ARGV  1 take, confirm, correct or look   2 patience in us, -1 for any   3 mark   4 +1 to charge, -1 to give back
 --       then of each quota seven numbers: what a microsecond is divided into; whole microseconds and the rest of: what
 --       the cost moves the arrival time by, how far ahead that may be for the cost, and what one unit moves it by
--- Reply take, confirm: {1, mark} admitted, {2, mark, us} booked, {0, us} refused; look: {us, {us ahead of each quota}};
+-- Reply take, confirm: {1, mark} admitted, {2, mark, us} booked, {0, us} refused; look: {us, {{us, parts} ahead, of each quota}};
 --       correct: nothing
 --
 -- Nothing is rounded: a time is whole microseconds of the server's clock, held back so that they never decrease, and a
@@ -153,6 +153,6 @@ if ARGV[1] == 'correct' then return correct() end
 local ahead = {}
 for index, quota in ipairs(quotas) do
   local part = minus(quota.planned, {now, 0}, quota.parts)
-  ahead[index] = now < pause and -1 or part[1] + (part[2] > 0 and 1 or 0)
+  ahead[index] = now < pause and {-1, 0} or part
 end
 return {due('planned') - now, ahead}

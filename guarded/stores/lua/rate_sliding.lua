@@ -44,17 +44,15 @@ local function settle()
     local gone = known and redis.call('ZRANGEBYSCORE', log, '(' .. round(state['p' .. index] or 0), oldest) or {}
     for _, member in ipairs(gone) do quota.total = quota.total - cost_of(member) end
   end
-  if known then redis.call('ZREMRANGEBYSCORE', log, '-inf', now - longest) end
-  if booked > 0 then
-    for _, member in ipairs(redis.call('ZRANGEBYSCORE', bookings, '-inf', now - longest)) do
-      booked = booked - cost_of(member)
-      redis.call('ZREM', bookings, member)
-    end
-    if redis.call('EXISTS', bookings) == 0 then booked = 0 end
+  if redis.call('EXISTS', bookings) == 0 then booked = 0 end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', bookings, '-inf', now - longest)) do
+    booked = booked - cost_of(member)
   end
 end
 
+-- What has left every window goes together with the totals that know of it: a refusal changes nothing.
 local function save()
+  for _, set in ipairs({log, bookings}) do redis.call('ZREMRANGEBYSCORE', set, '-inf', now - longest) end
   local fields = {'last', now, 'skew', skew, 'booked', booked}
   for index, quota in ipairs(quotas) do
     for _, value in ipairs({'t' .. index, quota.total, 'p' .. index, now - quota.window}) do
@@ -73,7 +71,7 @@ local function freed(quota, excess, sets)
   for _, set in ipairs(sets) do
     local offset = 0
     while excess > 0 do
-      local from = set == log and '(' .. round(now - quota.window) or '-inf'
+      local from = '(' .. round(now - (set == log and quota.window or longest))
       local page = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', offset, 100)
       if #page == 0 then break end
       for place = 1, #page, 2 do
@@ -124,13 +122,22 @@ local function take()
   return {2, mark, at - now}
 end
 
+-- The due time of a booking that has not been dropped.
+local function booking(member)
+  local planned = tonumber(redis.call('ZSCORE', bookings, member) or 0)
+  return planned > now - longest and planned or nil
+end
+
 local function confirm()
   local mark = ARGV[4]
   local member = mark .. '|' .. cost
-  local planned = tonumber(redis.call('ZSCORE', bookings, member) or now)
-  local at = math.max(planned, due({log}, 0))
+  local planned = booking(member)
+  local at = math.max(planned or now, due({log}, 0))
   if at > now then return {2, mark, at - now} end
-  if redis.call('ZREM', bookings, member) == 1 then booked = booked - cost end
+  if planned then
+    redis.call('ZREM', bookings, member)
+    booked = booked - cost
+  end
   return admit(mark)
 end
 
@@ -154,7 +161,7 @@ end
 
 local function correct()
   local member, units = ARGV[4] .. '|' .. cost, tonumber(ARGV[5])
-  local planned = redis.call('ZSCORE', bookings, member)
+  local planned = booking(member)
   if planned then
     units = math.max(units, -cost)
     booked = booked + units
