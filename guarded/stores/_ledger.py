@@ -1,7 +1,8 @@
 """One rate budget as a store keeps it: what a meter has counted, and who is booked for later.
 
 Pure: the store hands in the text it found and its time, and writes the text it gets. The decisions are those of
-`guarded.policies._rate_meters`; the laws are in `contract_rate`. Times are whole nanoseconds of the store's clock.
+`guarded.policies._rate_meters`; the laws are in `contract_rate`. Times are nanoseconds of the store's clock, which
+shows whole microseconds.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Ledger:
     def confirm(self, cost: int, mark: Mark) -> Passed | Booked:
         """See `RateStore.confirm`."""
         place = self._place_of(mark)
-        due = max(self._meter.earliest(self._now, cost), self._paused)
+        due = max(_tick(self._meter.earliest(self._now, cost)), self._paused)
         if place is not None:
             due = max(due, self._bookings[place].due)
         if due > self._now:
@@ -138,12 +139,12 @@ class Ledger:
     def _due(self, cost: int) -> int:
         """When a newcomer is admitted."""
         if not self._bookings:
-            return max(self._meter.earliest(self._now, cost), self._paused)
+            return max(_tick(self._meter.earliest(self._now, cost)), self._paused)
         if self._paused <= self._now and self._all_fit(cost):
             return self._now
         plan, last = self._planned()
         after = max(last, self._now)
-        return max(plan.earliest(after, cost), self._paused)
+        return max(_tick(plan.earliest(after, cost)), self._paused)
 
     def _all_fit(self, cost: int) -> bool:
         """Whether those booked and a newcomer could all be admitted now: something was given back since."""
@@ -159,10 +160,15 @@ class Ledger:
         plan = self._meter.copy()
         last = self._paused if self._paused > self._now else 0
         for booking in self._bookings:
-            last = max(plan.earliest(booking.due, booking.cost), booking.due, last)
+            last = max(_tick(plan.earliest(booking.due, booking.cost)), booking.due, last)
             plan.book(last, booking.cost)
         return plan, last
 
 
+def _tick(ns: int) -> int:
+    """The first moment from then on that the store's clock, in microseconds, can show: so that plans come true."""
+    return -(-ns // _US) * _US
+
+
 def _seconds(ns: int) -> float:
-    return -(-ns // _US) / 1e6
+    return ns / 1e9
