@@ -144,6 +144,6 @@ PolicyT = TypeVar("PolicyT", bound="Policy[Any]")
 def _restore(cls: type[PolicyT], options: Any, name: str | None) -> PolicyT:
     """Unpickle: a named policy is the one of this process, or becomes it; state never travels."""
     known = registry.registry.get(name) if name is not None else None
-    if type(known) is cls and known.declared is None:  # a file has made it; what travels is no declaration of code
+    if known is not None and type(known) is cls and known.declared is None:  # a file has made it; what travels is no declaration of code
         return known
     return registry.registry.intern(cls(options, name=name))
