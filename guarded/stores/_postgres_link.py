@@ -84,8 +84,8 @@ class Link:
     def _take(self, until: float) -> Any:
         while self._idle:
             connection = self._idle.pop()
-            if self._is_set_up and _is_open(connection):
-                return connection
+            if self._is_set_up and not _is_ready(connection, selectors.EVENT_READ, 0):
+                return connection  # else the server has said something unasked: mostly that it closes
             connection.finish()
         connection = pq.PGconn.connect_start(self._url)
         try:
@@ -143,17 +143,12 @@ def _rows(result: Any) -> list[Row]:
     return [tuple([result.get_value(row, column) for column in range(result.nfields)]) for row in range(result.ntuples)]
 
 
-def _is_open(connection: Any) -> bool:
-    """Whether the server has not closed it while it was idle."""
-    try:
-        connection.consume_input()
-    except OperationalError:
-        return False
-    return bool(connection.status == pq.ConnStatus.OK)
-
-
 def _wait(connection: Any, events: int, until: float) -> None:
+    if not _is_ready(connection, events, max(0.0, until - clock.monotonic())):
+        raise TimeoutError("the server did not answer in time")
+
+
+def _is_ready(connection: Any, events: int, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(connection.socket, events)
-        if not selector.select(max(0.0, until - clock.monotonic())):
-            raise TimeoutError("the server did not answer in time")
+        return bool(selector.select(seconds))

@@ -150,13 +150,15 @@ def _until_it_answers(url: str) -> None:
             time.sleep(0.05)
 
 
-def _own_schema(url: str) -> str:
+@pytest.fixture
+def postgres_schema(postgres: str) -> str:
+    """The address of an empty schema."""
     import psycopg
 
     schema = f"s{uuid.uuid4().hex}"
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
-    return f"{url}?options=-csearch_path%3D{schema}"
+    return f"{postgres}?options=-csearch_path%3D{schema}"
 
 
 def lanes(*names: str) -> Callable[[Any], Any]:
@@ -169,7 +171,7 @@ def _store(request: pytest.FixtureRequest, name: str) -> Any:
     if name == "sqlite":
         return open_store(f"sqlite:///{request.getfixturevalue('tmp_path')}/store.db")
     if name == "postgres":
-        return open_store(_own_schema(request.getfixturevalue("postgres")), timeout=5.0)
+        return open_store(request.getfixturevalue("postgres_schema"), timeout=5.0)
     return open_store(request.getfixturevalue(name).url, timeout=2.0, prefix=f"{uuid.uuid4().hex}:")
 
 
