@@ -25,6 +25,7 @@ from guarded.policies._inflight import Cut, Entry, Failed, Neutral, Outcome, Pha
 from guarded.policies._results import Form, twin_of
 from guarded.stores import contract
 from guarded.stores.contract import Claim, Reply, Running
+from guarded.stores.health import Reported
 from guarded.stores.upkeep import Chore, upkeep
 
 if TYPE_CHECKING:
@@ -270,7 +271,8 @@ class Conduct:
 
     def store_failed(self, call: Call, problem: Exception, reason: str) -> None:
         """Say that a store, or the copy for it, failed where the call must not notice."""
-        bus.emit("store.failed", call, self.policy, store=self.store.name, cause=problem, reason=reason)
+        if not isinstance(problem, Reported):
+            bus.emit("store.failed", call, self.policy, store=self.store.name, cause=problem, reason=reason)
 
     # What callers get
 

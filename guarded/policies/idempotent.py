@@ -26,6 +26,7 @@ from guarded.policies._idempotent_async import AsyncShell
 from guarded.policies._idempotent_core import AGAIN, JOINING, Conduct, is_own, polls
 from guarded.policies._inflight import Cut, Failed, Neutral, Outcome, Phase, Returned, Run, Runs, Step
 from guarded.policies._results import Bytes, Copies, Keeper, return_problem
+from guarded.policies._store_option import WhenStoreFails, read_store
 from guarded.stores.contract import IdempotentStore, Running
 from guarded.stores.memory import MemoryStore
 
@@ -44,7 +45,8 @@ class IdempotentOptions:
     store_errors: tuple[type[Exception], ...] = ()
     lease: float = 30.0
     on_abandoned: OnAbandoned = "rerun"
-    store: IdempotentStore[Any] | None = None
+    store: Any = None
+    when_store_fails: WhenStoreFails = "closed"
 
     @classmethod
     def checked(cls, **given: Any) -> IdempotentOptions:
@@ -68,8 +70,9 @@ class IdempotentOptions:
         if wrong:
             problems.append(f"store_errors={wrong[0]!r}: must be Exception types; control flow is never stored")
         given["store_errors"] = tuple(errors)
-        if given["store"] is not None and not isinstance(given["store"], IdempotentStore):
-            problems.append(f"store={type(given['store']).__name__}: must be a store that keeps idempotency records")
+        store, mode = given["store"], given["when_store_fails"]
+        if mode != "closed" or not (store is None or isinstance(store, IdempotentStore)):
+            given["store"] = read_store(store, "idempotent", "", mode, problems)
         if problems:
             raise ValueError("idempotent: " + "; ".join(problems))
         return cls(**given)
@@ -184,12 +187,29 @@ class Idempotent(Policy[IdempotentOptions]):
     def __init__(self, options: IdempotentOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
         self.runs = Runs()
-        self._memory = MemoryStore()
+        self._store = self._open()
+
+    def _open(self) -> IdempotentStore[Any]:
+        store = self.options.store
+        if store is None:
+            return MemoryStore()
+        if isinstance(store, IdempotentStore):
+            return store
+        from guarded.policies._idempotent_stored import Behind  # only where there is a store that may fail
+
+        return Behind(self, store, self.options.when_store_fails)
+
+    def reconfigure(self, options: IdempotentOptions) -> None:
+        """Take other options; results go on where the store is the same."""
+        before = self.options
+        super().reconfigure(options)
+        if (before.store, before.when_store_fails) != (options.store, options.when_store_fails):
+            self._store = self._open()
 
     @property
     def store(self) -> IdempotentStore[Any]:
         """The store in force."""
-        return self._memory if self.options.store is None else self.options.store
+        return self._store
 
     def keeper(self) -> Keeper:
         """What turns results into what the store keeps."""
@@ -246,7 +266,8 @@ def idempotent(
     store_errors: type[Exception] | tuple[type[Exception], ...] = (),
     lease: Duration = 30,
     on_abandoned: OnAbandoned = "rerun",
-    store: IdempotentStore[Any] | None = None,
+    store: Any = None,
+    when_store_fails: WhenStoreFails = "closed",
     name: str | None = None,
 ) -> Idempotent:
     """Run a function once per key; duplicates join the run in flight or get a fresh copy of its result.
@@ -261,7 +282,10 @@ def idempotent(
         lease: durable stores only: seconds after which a run whose process died counts as abandoned. It is renewed
             every third of that. Default 30.
         on_abandoned: ``"rerun"`` runs an abandoned key again, ``"raise"`` raises Abandoned.
-        store: where results are kept. Default: the memory of this process.
+        store: where results are kept: an address such as ``"redis://host:6379/0"`` or ``"sqlite:///jobs.db"``, a store,
+            or any `IdempotentStore`. Default: the memory of this process.
+        when_store_fails: for stores by address: ``closed`` raises StoreError before the effect; ``local`` goes on with
+            the memory of this process, ``open`` without any: both may run a key twice.
         name: registers the policy.
 
     Raises:
@@ -276,5 +300,6 @@ def idempotent(
         lease=lease,
         on_abandoned=on_abandoned,
         store=store,
+        when_store_fails=when_store_fails,
     )
     return registry.intern(Idempotent(options, name=name))

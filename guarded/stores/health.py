@@ -26,6 +26,10 @@ class Shortened(Exception):
     """A step got less than its time, since a deadline was near, and ended without an answer."""
 
 
+class Reported(Exception):
+    """A step could not be made, and the bus has heard of it."""
+
+
 class Health:
     """Whether one store works, as far as this process knows.
 
