@@ -332,7 +332,7 @@ def test_faults_of_the_program_stay_what_they_are(start: Any) -> None:
     http = start().http
     for what in ("bug", "deadlock"):
         response = None
-        with suppress(httpx.RemoteProtocolError):
+        with suppress(httpx.TransportError):  # the server may hang up on a fault
             response = http.get(f"/fail/{what}")
         assert response is None or response.status_code == 500
         assert response is None or response.headers["Content-Type"] != "application/problem+json"
