@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -640,6 +641,32 @@ def test_fail_fast_waits_for_threads() -> None:
         map_limit(fn, range(100), concurrency=3)
     assert running.now == 0
     assert running.total < 100
+
+
+def test_ctrl_c_ends_a_batch_of_threads() -> None:
+    """The bodies' guarded waits end, and the KeyboardInterrupt leads to the outcomes."""
+    blocked = threading.Barrier(3)
+    main_thread = threading.get_ident()
+
+    def fn(item: int) -> int:
+        if item > 1:
+            blocked.wait(10)
+            guarded.sleep(3600)
+        return item
+
+    def press() -> None:
+        blocked.wait(10)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        map_limit(fn, range(100), concurrency=2)
+    thread.join()
+    outcomes = settled_of(caught.value)
+    assert [settled.value for settled in outcomes[:2]] == [0, 1]
+    assert len(outcomes) > 3
+    assert all(settled.cancelled for settled in outcomes[2:])
 
 
 def test_files_stay_open() -> None:
