@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from guarded.errors import RateExceeded as RateExceeded
     from guarded.errors import Rejected as Rejected
     from guarded.errors import StoreError as StoreError
+    from guarded.events.tally import Stats as Stats
+    from guarded.events.tally import stats as stats
     from guarded.http import transient as transient
     from guarded.policies.circuit import circuit as circuit
     from guarded.policies.deadline import deadline as deadline
@@ -91,6 +93,7 @@ _HOMES = {
         "Rejected",
         "StoreError",
     ),
+    "guarded.events.tally": ("Stats", "stats"),
     "guarded.http": ("transient",),
     "guarded.policies.circuit": ("circuit",),
     "guarded.policies.deadline": ("deadline",),

@@ -82,6 +82,9 @@ class Call:
     spent: Any = None  # linked list [rate, key, mark, cost, rest] of what rates have counted for this call
     turn: Any = None  # place in a rate's queue, while the call goes back to a limit outside of it
     stream: Stream | None = None  # generators only
+    attempts: int | None = None  # set by a retry layer once an attempt has failed, for whoever counts
+    told: int | None = None  # id of an exception from within whose status an event has told already
+    origin: Call | None = None  # what a fork was made from
     _id: str | None = None
 
     @property
@@ -107,7 +110,15 @@ class Call:
         self.id  # noqa: B018 - fixes the id before copying it
         twin = type(self)()  # a class of its own holds the name of the function
         twin.__dict__.update(self.__dict__)
+        twin.origin = self
         return twin
+
+    def count_attempt(self, attempt: int) -> None:
+        """Note that attempt number `attempt` was made, also on the calls this one was forked from."""
+        call: Call | None = self
+        while call is not None:
+            call.attempts = max(call.attempts or 1, attempt)
+            call = call.origin
 
 
 current: ContextVar[Call | None] = ContextVar("guarded_call", default=None)

@@ -11,7 +11,8 @@ from guarded.events.model import TRACE
 def told_succeeded(call: Call, started: float) -> None:
     """The call gave its result."""
     if bus.threshold <= TRACE:
-        bus.emit("call.succeeded", call, None, duration=max(0.0, clock.monotonic() - started), outcome="success")
+        duration = max(0.0, clock.monotonic() - started)
+        bus.emit("call.succeeded", call, None, duration=duration, outcome="success", attempts=call.attempts or 1)
 
 
 def told_failed(call: Call, started: float, error: BaseException) -> None:
@@ -25,4 +26,21 @@ def told_failed(call: Call, started: float, error: BaseException) -> None:
         outcome="failure" if failed else "neutral",
         cancelled=None if failed else True,
         cause=error,
+        attempts=call.attempts or 1,
+        status=_status_to_tell(call, error) if failed else None,
     )
+
+
+def _status_to_tell(call: Call, error: BaseException) -> int | None:
+    """The HTTP status behind `error`, unless a retry or a call further in has told or will tell it."""
+    told = call.attempts is not None or call.told == id(error)
+    around, retried = call.parent, False
+    while around is not None:
+        around.told = id(error)
+        retried = retried or around.attempt is not None
+        around = around.origin or around.parent
+    if told or retried:
+        return None
+    from guarded.http import status_of  # the core does without it until something fails while somebody listens
+
+    return status_of(error)

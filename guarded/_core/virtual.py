@@ -23,8 +23,8 @@ GRACE = 0.001  # real seconds between two looks at what the others do
 SETTLE = 0.01  # real seconds to wait for a thread in a wait of the standard library: it may have been woken just now
 PATIENCE = 0.25  # real seconds to wait for a thread that does something else
 IDLE_ROUNDS = 3  # loop iterations without a ready callback; each polls the selector once
-WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker"})
-WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py")
+WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker", "_next_event"})
+WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py", "background.py")
 NEAR = 1.0  # a real timer of the loop that is due within this many seconds counts as activity
 
 
@@ -90,6 +90,7 @@ class VirtualTime:
         me = threading.get_ident()
         timer = _Timer(self._now if until is None else round(until * 1e9), lambda: self._parked.pop(me, None))
         self._parked[me] = gate
+        self._activity += 1
         if until is not None:
             self._add(timer)
         try:
@@ -108,7 +109,7 @@ class VirtualTime:
                 return clock.park(gate, None if until is None else clock.monotonic() + until - self.monotonic())
             if seen != self._activity:
                 seen, quiet = self._activity, 0.0
-            elif self._auto and quiet >= self._patience():
+            elif self._auto and quiet >= self._patience() and gate.locked():  # else woken while the others were looked at
                 self._jump(seen)
             else:
                 quiet += GRACE
@@ -117,10 +118,11 @@ class VirtualTime:
     def _patience(self) -> float:
         """How many real seconds of quiet it takes to be sure that no other thread is about to do something."""
         me, patience = threading.get_ident(), 0.0
+        frames = sys._current_frames()  # first: whom a thread woke before it ended or went idle must be seen awake below
         known = workers.idle()
-        known.update(ident for ident, gate in list(self._parked.items()) if gate.locked())  # else it is just waking up
         known.update(ident for ident, loop in list(self._idle_loops.items()) if not _busy(loop))
-        for ident, frame in sys._current_frames().items():
+        known.update(ident for ident, gate in list(self._parked.items()) if gate.locked())  # else it is just waking up
+        for ident, frame in frames.items():
             if ident != me and ident not in known:
                 code = frame.f_code
                 waits = code.co_name in WAITS and code.co_filename.endswith(WAITING_IN)
@@ -166,7 +168,7 @@ class VirtualTime:
         idle += 1
         seen = self._activity
         if idle > IDLE_ROUNDS:
-            if quiet >= self._patience():
+            if quiet >= self._patience() and not _busy(loop):
                 idle, quiet = 0, 0.0
                 self._jump(seen)
             else:

@@ -59,13 +59,14 @@ class Subscription:
         failures: how often it raised.
     """
 
-    __slots__ = ("_bus", "failures", "level", "sink")
+    __slots__ = ("_bus", "_on_close", "failures", "level", "sink")
 
     def __init__(self, bus: Bus, sink: Sink, level: int) -> None:
         self._bus = bus
         self.sink = sink
         self.level = level
         self.failures = 0
+        self._on_close: tuple[Callable[[], object], ...] = ()
 
     @property
     def closed(self) -> bool:
@@ -75,6 +76,13 @@ class Subscription:
     def close(self) -> None:
         """Stop listening; harmless when done already. An event another thread is just handing over still arrives."""
         self._bus._remove(self)
+        undone, self._on_close = self._on_close, ()
+        for undo in undone:
+            undo()
+
+    def on_close(self, *undo: Callable[[], object]) -> None:
+        """Call each of `undo` once when the subscription is closed: for what a sink has set up besides listening."""
+        self._on_close += undo
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +94,7 @@ class Subscription:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
-        return f"<Subscription of {_title(self.sink)}: level {self.level}, {state}, {self.failures} failures>"
+        return f"<Subscription of {title_of(self.sink)}: level {self.level}, {state}, {self.failures} failures>"
 
 
 class Bus:
@@ -155,7 +163,7 @@ class Bus:
             first = subscription.failures == 1
         if first:
             complain(
-                f"event sink {_title(subscription.sink)} raised {cause_of(error)}; the call goes on, "
+                f"event sink {title_of(subscription.sink)} raised {cause_of(error)}; the call goes on, "
                 "further failures are only counted, in Subscription.failures"
             )
 
@@ -183,7 +191,12 @@ def _build(name: str, level: int, call: Call | None, policy: Labelled | None, fi
     return Event(clock.wall(), name, level, **fields)
 
 
-def _title(sink: Sink) -> str:
+def inside_sink() -> None:
+    """Make this thread one that runs sinks: what it emits goes to no sink."""
+    _inside_sink.set(True)
+
+
+def title_of(sink: Sink) -> str:
     """What to call a sink in a message: never its repr, which may show a credential."""
     name = getattr(sink, "__qualname__", type(sink).__qualname__)
     module = getattr(sink, "__module__", None)

@@ -1,10 +1,12 @@
-"""What listens from the start: a ring of the latest events, and loguru from INFO up.
+"""What listens from the start: a ring of the latest events, and a log from INFO up.
 
-loguru is imported at the first event it is to get, so that importing guarded stays cheap.
+The log is loguru, or structlog where the program has configured that by the time of the first event; the library is
+imported then, so that importing guarded stays cheap.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import cache
 from typing import Final
@@ -21,14 +23,19 @@ _logged: Subscription | None = None
 
 
 @cache
-def _loguru() -> Sink:
+def _log_sink() -> Sink:
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
+        from guarded.events.sinks.structlog import writer
+
+        return writer()
     from guarded.events.sinks.loguru import write
 
     return write
 
 
 def _log(event: Event) -> None:
-    _loguru()(event)
+    _log_sink()(event)
 
 
 def recent(n: int | None = None) -> list[Event]:
@@ -37,7 +44,7 @@ def recent(n: int | None = None) -> list[Event]:
 
 
 def set_level(level: int | str) -> str:
-    """Let the default sink, loguru, have events of `level` and up; ``"OFF"`` silences it.
+    """Let the default sink, the log, have events of `level` and up; ``"OFF"`` silences it.
 
     Args:
         level: TRACE, DEBUG, INFO (the default), WARNING, ERROR, its number, or OFF; ValueError otherwise.

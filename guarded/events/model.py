@@ -193,7 +193,7 @@ _TABLE: Final = (
         "call.failed",
         DEBUG,  # the caller has the exception already
         "A guarded call raised, was refused or was cancelled.",
-        "duration outcome cancelled cause attempts",
+        "duration outcome cancelled cause attempts status",
     ),
     _spec("limit.acquired", TRACE, "A call got its permits.", "wait active queued limit"),
     _spec("limit.queued", INFO, "No permit is free, so the call waits its turn.", "active queued limit"),

@@ -118,8 +118,24 @@ def scrub(text: str) -> str:
 scrub_cached = lru_cache(maxsize=512)(scrub)
 
 
+_messages_shown = True
+
+
+def show_messages(shown: bool) -> bool:
+    """Whether events carry the messages of exceptions, scrubbed, or their types only; gives what it was before.
+
+    Scrubbing finds what looks like a credential; a bare name or number that must not be shown it cannot know. Where
+    exceptions carry such, turn messages off. Default on.
+    """
+    global _messages_shown
+    before, _messages_shown = _messages_shown, bool(shown)
+    return before
+
+
 def cause_of(error: BaseException) -> Cause:
     """Type and message of an exception, fit to be shown."""
+    if not _messages_shown:
+        return Cause(type(error).__name__, "")
     try:
         message = scrub(str(error))
     except Exception:  # its own __str__ failed; that must not replace the error it describes

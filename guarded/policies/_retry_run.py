@@ -79,11 +79,17 @@ class Run:
         self._outer = outer
         self._args = args
         self._kwargs = kwargs
+        call.count_attempt(1)
 
     @property
     def attempt(self) -> int:
         """Number of the attempt that has just ended."""
         return cast("int", self.call.attempt)
+
+    def begin_next(self) -> None:
+        """The next attempt starts."""
+        self.call.attempt = self.attempt + 1
+        self.call.count_attempt(self.attempt)
 
     def next_delay(self, error: Exception | None, result: object = None) -> float | None:
         """Seconds until the next attempt, or None when there is none; tells the bus which.

@@ -83,7 +83,10 @@ def _sync_shell(layer: Layer, proceed: SyncNext) -> SyncNext:
                 if done is not None:
                     return done.value
                 failed = result = None
-                call.attempt = run.attempt + 1
+                run.begin_next()
+        except BaseException:
+            call.attempt = outer
+            raise
         finally:
             failed = None
             if not is_stream:  # the body of a stream goes on after this
@@ -141,7 +144,10 @@ def _async_shell(layer: Layer, proceed: AsyncNext) -> AsyncNext:
                 if done is not None:
                     return done.value
                 failed = result = None
-                call.attempt = run.attempt + 1
+                run.begin_next()
+        except BaseException:
+            call.attempt = outer
+            raise
         finally:
             failed = None
             if not is_stream:

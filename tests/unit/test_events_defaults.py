@@ -92,6 +92,18 @@ def test_importing_events_imports_no_sink() -> None:
     assert run(f"import guarded.events, sys; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
 
 
+def test_a_program_that_configured_structlog_gets_entries_there() -> None:
+    """Also when that comes after guarded was imported; loguru then stays out."""
+    output = run(
+        "import guarded.events, sys, structlog\n"
+        "from guarded.events.bus import bus\n"
+        "structlog.configure(processors=[structlog.processors.KeyValueRenderer()])\n"
+        "bus.emit('limit.rejected', None, None, reason='closed')\n"
+        "assert 'loguru' not in sys.modules\n"
+    )
+    assert output.strip() == "reason='closed' event='limit.rejected'"
+
+
 def test_the_first_event_loads_loguru_and_reaches_stderr() -> None:
     """An application that sets nothing up sees what happens."""
     output = run(

@@ -10,6 +10,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from guarded import circuit, limit
 from guarded._core.call import Call
 from guarded.events.bus import bus
 from guarded.events.metrics import METRICS
@@ -54,16 +55,23 @@ def test_every_event_is_counted(name: str, registry: CollectorRegistry) -> None:
 def test_counters_histograms_and_gauges(registry: CollectorRegistry) -> None:
     """Values add up, are sorted into buckets, or replace each other, by the kind of the metric."""
     for duration in (0.02, 3.0):
-        bus.emit("call.succeeded", call(), None, outcome="success", duration=duration, attempt=1)
-    bus.emit("limit.acquired", call(), Policy(), active=7, limit=20)
-    bus.emit("limit.acquired", call(), Policy(), active=3)
+        bus.emit("call.succeeded", call(), None, outcome="success", duration=duration, attempts=1)
     of_call = {"function": "f", "outcome": "success"}
     assert value(registry, "guarded_calls_total", **of_call) == 2
     assert value(registry, "guarded_call_duration_seconds_sum", **of_call) == pytest.approx(3.02)
     assert value(registry, "guarded_call_duration_seconds_bucket", le="0.025", **of_call) == 1
     assert value(registry, "guarded_call_retries_bucket", le="0.0", **of_call) == 2
-    assert value(registry, "guarded_limit_active", policy="db") == 3
-    assert value(registry, "guarded_limit_capacity", policy="db") == 20
+
+
+def test_gauges_are_read_by_the_scrape(registry: CollectorRegistry) -> None:
+    """They say how things stand at that moment, whatever the latest event said."""
+    pool = limit(20, name="db")
+    assert value(registry, "guarded_limit_active", policy="db") == 0
+    with pool:
+        assert value(registry, "guarded_limit_active", policy="db") == 1
+        assert value(registry, "guarded_limit_capacity", policy="db") == 20
+    circuit("gateway").isolate()
+    assert value(registry, "guarded_circuit_state", policy="gateway") == 3
 
 
 def test_rejections_by_policy_and_reason(registry: CollectorRegistry) -> None:
@@ -76,8 +84,8 @@ def test_exported_names_are_those_of_a_scrape(registry: CollectorRegistry) -> No
     """The names that dashboards and alerts use are what the endpoint shows, with help and type."""
     scrape = generate_latest(registry).decode()
     for metric in METRICS:
-        assert f"# HELP {sink.exported_name(metric)} {metric.meaning}\n" in scrape
-        assert f"# TYPE {sink.exported_name(metric)} {metric.kind}\n" in scrape
+        assert f"# HELP {metric.exported} {metric.meaning}\n" in scrape
+        assert f"# TYPE {metric.exported} {metric.kind}\n" in scrape
 
 
 def test_closing_keeps_what_was_counted_and_installing_goes_on() -> None:

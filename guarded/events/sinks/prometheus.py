@@ -1,30 +1,27 @@
 """Events as Prometheus metrics: the table in ``guarded.events.metrics``, as ``guarded_call_duration_seconds`` etc.
 
 What has been counted stays in the registry when the subscription is closed; installed again, it goes on from there.
+Gauges are read from the policies by each scrape. Not installed by itself, since counting every success has a price.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from guarded._core.registry import registry as policies
 from guarded.events.bus import Subscription, subscribe
-from guarded.events.metrics import METRICS, Metric, measure
+from guarded.events.metrics import METRICS, Metric, gauges, measure
 from guarded.events.model import Event, level_number
-
-_UNITS: Final = {"s": "_seconds"}
 
 _lock: Final = threading.Lock()
 _sinks: Final[WeakKeyDictionary[CollectorRegistry, _Sink]] = WeakKeyDictionary()
-
-
-def exported_name(metric: Metric) -> str:
-    """The name a scrape shows for `metric`; histograms have further endings of their own."""
-    name = metric.name.replace(".", "_") + _UNITS.get(metric.unit, "")
-    return f"{name}_total" if metric.kind == "counter" else name
 
 
 def install(level: int | str = "TRACE", *, registry: CollectorRegistry = REGISTRY) -> Subscription:
@@ -44,23 +41,36 @@ def install(level: int | str = "TRACE", *, registry: CollectorRegistry = REGISTR
 class _Sink:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.subscription: Subscription | None = None
-        self._instruments: dict[Metric, Any] = {metric: _instrument(metric, registry) for metric in METRICS}
+        self._instruments: dict[str, Any] = {
+            metric.name: _instrument(metric, registry) for metric in METRICS if metric.kind != "gauge"
+        }
+        registry.register(_Gauges())
 
     def __call__(self, event: Event) -> None:
         for metric, value, labels in measure(event):
-            instrument = self._instruments[metric].labels(*labels)
+            instrument = self._instruments[metric.name].labels(*labels)
             if metric.kind == "counter":
                 instrument.inc(value)
-            elif metric.kind == "histogram":
-                instrument.observe(value)
             else:
-                instrument.set(value)
+                instrument.observe(value)
 
 
-def _instrument(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    name = exported_name(metric)
+class _Gauges(Collector):
+    """Asks the policies how they stand, when a scrape asks."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Called by the registry."""
+        families = {
+            metric.name: GaugeMetricFamily(metric.exported, metric.meaning, labels=metric.labels)
+            for metric in METRICS
+            if metric.kind == "gauge"
+        }
+        for metric, value, labels in gauges(policies.snapshot()):
+            families[metric.name].add_metric(labels, value)
+        yield from families.values()
+
+
+def _instrument(metric: Metric, registry: CollectorRegistry) -> Counter | Histogram:
     if metric.kind == "counter":
-        return Counter(name, metric.meaning, metric.labels, registry=registry)
-    if metric.kind == "gauge":
-        return Gauge(name, metric.meaning, metric.labels, registry=registry)
-    return Histogram(name, metric.meaning, metric.labels, registry=registry, buckets=metric.buckets)
+        return Counter(metric.exported, metric.meaning, metric.labels, registry=registry)
+    return Histogram(metric.exported, metric.meaning, metric.labels, registry=registry, buckets=metric.buckets)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from guarded.events.bus import Subscription, subscribe
+from guarded.events.bus import Sink, Subscription, subscribe
 from guarded.events.model import DEBUG, ERROR, HEAD, INFO, TRACE, WARNING, Event
 
 _METHODS: Final = {TRACE: "debug", DEBUG: "debug", INFO: "info", WARNING: "warning", ERROR: "error"}
@@ -17,10 +17,15 @@ _METHODS: Final = {TRACE: "debug", DEBUG: "debug", INFO: "info", WARNING: "warni
 
 def install(level: int | str = "INFO", *, logger: Any = None) -> Subscription:
     """Log events of `level` and up to `logger`: any structlog logger, or ``structlog.get_logger("guarded")``."""
+    return subscribe(writer(logger), level)
+
+
+def writer(logger: Any = None) -> Sink:
+    """The sink that writes to `logger`, or to ``structlog.get_logger("guarded")``."""
     target = structlog.get_logger("guarded") if logger is None else logger
 
     def write(event: Event) -> None:
         fields = {name: value for name, value in event.fields().items() if name not in HEAD}
         getattr(target, _METHODS[event.level])(event.name, **fields)
 
-    return subscribe(write, level)
+    return write
