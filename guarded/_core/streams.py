@@ -139,7 +139,7 @@ def _end(call: Call, stream: Stream, ended: BaseException | None, started: float
     if ended is stream.thrown or isinstance(ended, GeneratorExit):
         ended = None if ended is None else GeneratorExit()  # the consumer's doing, never the body's failure
     _leave(stream.exits, ended)
-    if isinstance(ended, Exception):
-        told_failed(call, started, ended)
-    else:
+    if ended is None or isinstance(ended, GeneratorExit):
         told_succeeded(call, started)
+    else:
+        told_failed(call, started, ended)

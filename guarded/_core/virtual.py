@@ -109,7 +109,7 @@ class VirtualTime:
                 return clock.park(gate, None if until is None else clock.monotonic() + until - self.monotonic())
             if seen != self._activity:
                 seen, quiet = self._activity, 0.0
-            elif self._auto and quiet >= self._patience() and gate.locked():  # else woken while the others were looked at
+            elif self._auto and quiet >= self._patience() and gate.locked():  # not woken while that was found out
                 self._jump(seen)
             else:
                 quiet += GRACE
@@ -118,7 +118,7 @@ class VirtualTime:
     def _patience(self) -> float:
         """How many real seconds of quiet it takes to be sure that no other thread is about to do something."""
         me, patience = threading.get_ident(), 0.0
-        frames = sys._current_frames()  # first: whom a thread woke before it ended or went idle must be seen awake below
+        frames = sys._current_frames()  # first, since whom a thread woke before it went idle must be seen awake below
         known = workers.idle()
         known.update(ident for ident, loop in list(self._idle_loops.items()) if not _busy(loop))
         known.update(ident for ident, gate in list(self._parked.items()) if gate.locked())  # else it is just waking up
