@@ -8,6 +8,7 @@ the next request runs. Bodies and responses are held in memory whole.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,6 +82,7 @@ class Replays:
         self._template = template
         self._principal = principal
         self._made: tuple[Any, Any] | None = None
+        self._lock = threading.Lock()
 
     def key_of(self, request: Incoming) -> str | Problem | None:
         """The key of a request, None where it has none to obey, or what is wrong with it."""
@@ -114,12 +116,12 @@ class Replays:
             return carrier.response
 
     def _functions(self) -> tuple[Any, Any]:
-        if self._made is None:
-            policy = _policy_of(self._template)
-            mine = Idempotent(replace(policy.options, key="{request.key}", fingerprint=True), name=policy.name)
-            made = Guarded(execute, (mine,)), Guarded(execute_async, (mine,))
-            self._made = self._made or made
-        return self._made
+        with self._lock:  # two tables of runs would be two executions
+            if self._made is None:
+                policy = _policy_of(self._template)
+                mine = Idempotent(replace(policy.options, key="{request.key}", fingerprint=True), name=policy.name)
+                self._made = Guarded(execute, (mine,)), Guarded(execute_async, (mine,))
+            return self._made
 
 
 def _policy_of(template: Idempotent | str | bool) -> Idempotent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -476,6 +477,56 @@ def test_a_response_that_says_try_again_is_not_kept(start: Any) -> None:
         assert first.result().status_code == 200
         wait_until(lambda: one.snapshot().held == 0)
         assert running.http.post("/charge", json={}, headers=headers).json() == {"charged": 2}
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_an_answer_of_5xx_is_given_and_not_kept(kind: str, serve_asgi: Any, serve_wsgi: Any) -> None:
+    """Whoever asks again gets another chance; an answer that is final is kept, also a refusal."""
+    statuses = [503, 500, 404, 200]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = starlette.responses.PlainTextResponse("answer", statuses.pop(0))
+            await response(scope, receive, send)
+
+    def wsgi_app(environ: Any, start_response: Any) -> Any:
+        write = start_response(f"{statuses.pop(0)} X", [("Connection", "close")])
+        write(b"ans")
+        return [b"wer"]
+
+    url = serve_asgi(asgi.GuardedMiddleware(app)) if kind == "asgi" else serve_wsgi(wsgi.GuardedMiddleware(wsgi_app))
+    with httpx.Client(trust_env=False) as client:
+        answers = [client.post(url, headers={"Idempotency-Key": "k"}) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [503, 500, 404, 404]
+    assert {answer.text for answer in answers} == {"answer"}
+    assert statuses == [200]
+
+
+def test_options_of_keys_come_from_a_policy(start: Any) -> None:
+    """By its name, looked up at the first request; what is no such policy is a fault."""
+    idempotent(ttl="50ms", name="for http")
+    running = start(idempotency="for http")
+    headers = {"Idempotency-Key": "k"}
+    assert running.http.post("/charge", json={}, headers=headers).json() == {"charged": 1}
+    time.sleep(0.1)
+    assert running.http.post("/charge", json={}, headers=headers).json() == {"charged": 2}
+
+
+def test_a_large_body_is_read_as_the_application_asks(start: Any) -> None:
+    """More than is read ahead of it."""
+    assert start().http.post("/charge", json={"large": "x" * 500_000}).json() == {"charged": 1}
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body(serve_asgi: Any) -> None:
+    """``100 Continue`` goes out when the application wants the body, and not before."""
+    url = serve_asgi(make_starlette(Service())).removeprefix("http://")
+    host, _, port = url.partition(":")
+    for target, first in (("/charge", b"HTTP/1.1 100"), ("/nowhere", b"HTTP/1.1 404")):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            head = f"POST {target} HTTP/1.1\r\nHost: {url}\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(1000).startswith(first)
+            connection.sendall(b"{}")
 
 
 def test_keys_may_be_switched_off(start: Any) -> None:
