@@ -33,6 +33,7 @@ from guarded.policies._circuit_terms import (
     Change,
     Outcome,
     Permit,
+    Refusal,
     Rules,
     State,
 )
@@ -129,6 +130,11 @@ class LocalCircuit(Monitor):
         self._tell()
         if isinstance(answer, Permit):
             return answer
+        self.reject(call, answer, cause, enforce=enforce)
+        return None
+
+    def reject(self, call: Call, answer: Refusal, cause: BaseException | None, *, enforce: bool) -> None:
+        """Tell of a refused call, and raise CircuitOpen where that is enforced."""
         rejection = rejection_of(answer, self._policy.label, cause)
         bus.emit(
             "circuit.rejected",
@@ -142,7 +148,6 @@ class LocalCircuit(Monitor):
         )
         if enforce:
             raise rejection
-        return None
 
     def succeed(self, call: Call, generation: int, started: int | None) -> None:
         """Count the success of a call that was let through while `passing` was `generation`."""
@@ -195,9 +200,10 @@ class LocalCircuit(Monitor):
         if count == "counted" and self.heard is not None:
             self._outgoing.append(partial(self.heard.tell_result, error if outcome == FAILURE else None))
         elif count == "late":
-            self._outgoing.append(partial(self._tell_late, call, permit, outcome, error, now))
+            self._outgoing.append(partial(self.tell_late, call, permit, outcome, error, now))
 
-    def _tell_late(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None, now: int) -> None:
+    def tell_late(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None, now: int) -> None:
+        """A result has come too late to be counted."""
         duration = None if permit.started is None else max(0, now - permit.started) / _NS
         bus.emit("circuit.late", call, self._policy, state=self.state, outcome=outcome, duration=duration, cause=error)
 
@@ -211,6 +217,11 @@ class LocalCircuit(Monitor):
         self._core.forget_calls()
 
     # State
+
+    @property
+    def rules(self) -> Rules:
+        """The rules in force."""
+        return self._core.rules
 
     @property
     def state(self) -> State:
@@ -357,7 +368,7 @@ class LocalCircuit(Monitor):
             self._telling = True
         try:
             while (change := self._next()) is not None:
-                self._announce(*change)
+                self.announce(*change)
         except BaseException:  # KeyboardInterrupt in a sink: the next change tells the rest
             self._telling = False
             raise
@@ -369,7 +380,8 @@ class LocalCircuit(Monitor):
             self._telling = False  # while holding the lock: whoever adds another one now has to tell it
             return None
 
-    def _announce(self, change: Change, call: Call | None, cause: BaseException | None) -> None:
+    def announce(self, change: Change, call: Call | None, cause: BaseException | None) -> None:
+        """Tell the bus and the register of a change."""
         fields: dict[str, Any] = {"state": change.state, "previous": change.previous, "reason": change.reason}
         if change.state == OPEN:
             fields |= {

@@ -12,6 +12,7 @@ from guarded.policies import _matching
 from guarded.policies._circuit_terms import Rules
 from guarded.policies._circuit_windows import MAX_CALLS
 from guarded.policies._matching import Matches
+from guarded.policies._store_option import WhenStoreFails, read_store
 
 FAILURES = 5
 MIN_CALLS = 10
@@ -42,7 +43,8 @@ class CircuitOptions:
     ignore: Matches = ()
     breaker: Any = None
     enforce: bool = True
-    store: str | None = None
+    store: Any = None
+    when_store_fails: WhenStoreFails = "local"
 
     @classmethod
     def checked(cls, name: str, given: dict[str, Any]) -> CircuitOptions:
@@ -67,8 +69,9 @@ class CircuitOptions:
             found.append("on=(): must name at least one exception type, or nothing ever fails")
         if not isinstance(values["enforce"], bool):
             found.append(f"enforce={values['enforce']!r}: must be True or False")
-        if values["store"] is not None:
-            found.append(f"store={values['store']!r}: must be None: the state is kept in the process")
+        values["store"] = read_store(values["store"], "circuit", name, values["when_store_fails"], found)
+        if values["store"] is not None and values["breaker"] is not None:
+            found.append("breaker: its state cannot be that of a store too: drop one")
         if found:
             raise ValueError("circuit: " + "; ".join(found))
         return cls(**values)

@@ -7,8 +7,6 @@ No user code runs under the circuit's lock. Durations are seconds, ratios 0..1.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
@@ -20,62 +18,18 @@ from guarded._core.call import Call, Stream, current, out_of_time
 from guarded._core.durations import Duration, format_duration
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
-from guarded.errors import DeadlineExceeded, GuardedError
-from guarded.policies import _matching
+from guarded.policies._circuit_judge import Judge
 from guarded.policies._circuit_local import CircuitSnapshot, LocalCircuit
 from guarded.policies._circuit_options import CircuitOptions
-from guarded.policies._circuit_terms import DISABLED, FAILURE, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
+from guarded.policies._circuit_terms import DISABLED, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
 from guarded.policies._matching import Matches
+from guarded.policies._store_option import WhenStoreFails
 
 if TYPE_CHECKING:
     from guarded._core.breaker import RegisteredBreaker
+    from guarded.policies._circuit_stored import StoredCircuit
 
 __all__ = ["Circuit", "CircuitOptions", "CircuitSnapshot", "circuit"]
-
-_QUEUEING = ("queued for", "waiting for", "joining", "starting")
-"""What a call was doing when its deadline passed, where that says nothing about the dependency."""
-
-
-class Judge:
-    """Tells what the end of a call says about the dependency. Runs user predicates, so never under a lock."""
-
-    __slots__ = ("_counts", "_excludes", "_ignores", "_slow_call")
-
-    def __init__(self, options: CircuitOptions, excludes: Callable[[Exception], bool]) -> None:
-        self._counts = _matching.compile_match(options.on)
-        self._ignores = _matching.compile_match(options.ignore)
-        self._excludes = excludes
-        self._slow_call = options.slow_call
-
-    def __call__(self, call: Call, permit: Permit, error: BaseException) -> tuple[Outcome, BaseException]:
-        """The outcome, and the error to give as its reason."""
-        if isinstance(error, asyncio.CancelledError) and clock.monotonic() >= call.until:
-            error = out_of_time(call)  # how an async body meets the deadline around it
-        if not isinstance(error, Exception) or self._is_ours(error) or self._ignores(error) or self._excludes(error):
-            return NEUTRAL, error
-        if isinstance(error, DeadlineExceeded) and error.until == call.until:
-            return (FAILURE if self._ran_long(call, permit, error) else NEUTRAL), error
-        return (FAILURE if self._counts(error) else NEUTRAL), error
-
-    @staticmethod
-    def _is_ours(error: Exception) -> bool:
-        """Whether guarded itself raised all of it: refused, cancelled, misused."""
-        return all(
-            isinstance(leaf, GuardedError) and not isinstance(leaf, DeadlineExceeded)
-            for leaf in _matching.leaves(error)
-        )
-
-    def _ran_long(self, call: Call, permit: Permit, error: DeadlineExceeded) -> bool:
-        """Whether a call that the deadline around it cut off had enough time to blame the dependency."""
-        deadline = call.deadline
-        if deadline is None or permit.started is None or error.during.startswith(_QUEUEING):
-            return False
-        started = permit.started / 1e9
-        if self._slow_call is not None:
-            enough = self._slow_call
-        else:
-            enough = (deadline.until - started if deadline.length is None else deadline.length) / 2
-        return clock.monotonic() - started >= enough
 
 
 def _sync_shell(circuit: Circuit, proceed: SyncNext) -> SyncNext:
@@ -205,8 +159,14 @@ class Circuit(Policy[CircuitOptions]):
 
     def __init__(self, options: CircuitOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
-        self.local = LocalCircuit(self, options.rules)
-        self._judge = Judge(options, self.local.excludes)
+        self.stored = None if options.store is None else self._in_store()
+        self.local = self.stored or LocalCircuit(self, options.rules)
+        self.judge = Judge(options, self.local.excludes)
+
+    def _in_store(self) -> StoredCircuit:
+        from guarded.policies._circuit_stored import StoredCircuit  # only where there is a store
+
+        return StoredCircuit(self)
 
     @property
     def state(self) -> State:
@@ -249,7 +209,7 @@ class Circuit(Policy[CircuitOptions]):
     def reconfigure(self, options: CircuitOptions) -> None:
         """Take other options; state, generation and open time go on."""
         super().reconfigure(options)
-        self._judge = Judge(options, self.local.excludes)
+        self.judge = Judge(options, self.local.excludes)
         self.local.revise(options.rules)
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
@@ -258,15 +218,22 @@ class Circuit(Policy[CircuitOptions]):
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """Admit, run, count; a stream is counted at its end."""
+        if self.stored is not None:
+            return self.stored.async_shell(self, proceed, site)
         return _async_stream_shell(self, proceed) if site.is_stream else _async_shell(self, proceed)
 
     def admit(self, call: Call, fn: Fn | None, args: Args, kwargs: Kwargs) -> Permit | None:
         """A permit, or CircuitOpen raised; None lets an uncounted call through where nothing is enforced."""
         permit = self.local.admit(call, enforce=self.options.enforce)
-        heard = self.local.heard
-        if heard is not None and fn is not None and permit is not None:
-            heard.tell_call(fn, args, kwargs)
+        if fn is not None and permit is not None:
+            self.tell_call(fn, args, kwargs)
         return permit
+
+    def tell_call(self, fn: Fn, args: Args, kwargs: Kwargs) -> None:
+        """Tell the listeners of the register that a call begins."""
+        heard = self.local.heard
+        if heard is not None:
+            heard.tell_call(fn, args, kwargs)
 
     def finish(self, call: Call, permit: Permit, error: BaseException | None) -> None:
         """Count how a call ended; what a predicate raises comes out, with the call left uncounted."""
@@ -274,7 +241,7 @@ class Circuit(Policy[CircuitOptions]):
         reason = error
         if error is not None:
             try:
-                outcome, reason = self._judge(call, permit, error)
+                outcome, reason = self.judge(call, permit, error)
             except BaseException:
                 self.local.settle(call, permit, NEUTRAL, None)
                 raise
@@ -291,13 +258,17 @@ class Circuit(Policy[CircuitOptions]):
             self.finish(call, permit, out_of_time(call))
 
     def __enter__(self) -> Circuit:
+        call = self._block()
+        _entered.set(_Entered(self, call, self.admit(call, None, (), {}), _entered.get()))
+        return self
+
+    def _block(self) -> Call:
         call = Call()
         call.function = f"with circuit {self.label!r}"
         outer = current.get()
         if outer is not None:
             call.adopt(outer)
-        _entered.set(_Entered(self, call, self.admit(call, None, (), {}), _entered.get()))
-        return self
+        return call
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -310,7 +281,12 @@ class Circuit(Policy[CircuitOptions]):
             self.finish(entered.call, entered.permit, error)
 
     async def __aenter__(self) -> Circuit:
-        return self.__enter__()
+        if self.stored is None:
+            return self.__enter__()
+        call = self._block()
+        permit = await self.stored.admit_async(call, enforce=self.options.enforce)
+        _entered.set(_Entered(self, call, permit, _entered.get()))
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -349,7 +325,8 @@ def circuit(
     ignore: Matches = (),
     breaker: Any = None,
     enforce: bool = True,
-    store: str | None = None,
+    store: Any = None,
+    when_store_fails: WhenStoreFails = "local",
 ) -> Circuit:
     """Stop calling what is down: reject at once, let a few trials find out when it is back.
 
@@ -375,7 +352,10 @@ def circuit(
         breaker: an existing pybreaker.CircuitBreaker to adopt: its state, listeners and exclusions, and as defaults
             its ``fail_max``, ``reset_timeout`` and ``success_threshold``.
         enforce: False only decides and reports what it would reject.
-        store: where the state is kept; None, in the process, is all there is.
+        store: where the state is kept: an address such as ``"redis://host:6379/0"``, or a store; None for this process.
+            All processes that say the same name share the state.
+        when_store_fails: ``local`` goes on with a circuit of this process alone, ``open`` lets every call through,
+            ``closed`` raises StoreError.
 
     Raises:
         ValueError: an option is wrong; all wrong ones are named.

@@ -206,13 +206,13 @@ class _LoopLink:
             if clock.monotonic() - used < _FRESH or not await _is_stale_async(connection):
                 return connection
             await connection.disconnect(nowait=True)
-        connection: Any = self._maker.make_connection()  # type: ignore[no-untyped-call]
+        fresh: Any = self._maker.make_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.connect()
+            await fresh.connect()
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await fresh.disconnect(nowait=True)
             raise
-        return connection
+        return fresh
 
     async def close(self) -> None:
         """Close what is idle; a step under way closes or leaves its own."""
