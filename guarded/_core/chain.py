@@ -135,7 +135,7 @@ _PLAIN = frozenset({bool, int, float, str, bytes, tuple, list, dict, set})  # th
 
 
 def _call_sync(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-    result = fn(*args, **kwargs)
+    result = fn(*args, **kwargs) if kwargs else fn(*args)
     if result is None or type(result) in _PLAIN:
         return result
     if type(result) is CoroutineType or (
