@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,3 +128,76 @@ def own_valkey(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+class Proxy:
+    """A TCP proxy before a server: it counts what goes through, and does to connections what networks do.
+
+    Attributes:
+        mode: ``pass``; ``cut`` ends connections at the next request; ``lose`` delivers the request and ends the
+            connection instead of the answer; ``half-close`` says at the next request that it will send no more;
+            ``hang`` swallows everything.
+        delay: seconds by which each answer is late.
+        requests: pieces that came from clients.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.mode = "pass"
+        self.delay = 0.0
+        self.requests = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            try:
+                with socket.create_connection(self._target) as server:
+                    threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+                    while self._ask(client, server):
+                        pass
+            except OSError:
+                pass
+
+    def _ask(self, client: socket.socket, server: socket.socket) -> bool:
+        piece = client.recv(65536)
+        if not piece or self.mode == "cut":
+            return False
+        self.requests += 1
+        if self.mode == "half-close":
+            client.shutdown(socket.SHUT_WR)
+        elif self.mode != "hang":
+            server.sendall(piece)
+        return True
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        try:
+            while piece := server.recv(65536):
+                time.sleep(self.delay)
+                if self.mode == "lose":
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(piece)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+
+@pytest.fixture
+def proxy(valkey: RedisServer) -> Iterator[Proxy]:
+    """Before the Valkey of the session."""
+    made = Proxy(valkey.port)
+    yield made
+    made.close()

@@ -15,12 +15,12 @@ from guarded._core.call import Call, Stream
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Site
 from guarded.policies._circuit_local import CircuitSnapshot, LocalCircuit
 from guarded.policies._circuit_terms import (
+    CLOSED,
     FAILURE,
     HALF_OPEN,
     NEUTRAL,
     OPEN,
     SUCCESS,
-    Change,
     Outcome,
     Permit,
     Refusal,
@@ -50,13 +50,14 @@ class StoredPermit(Permit):
 class StoredCircuit(LocalCircuit):
     """Takes the place of the circuit of this process, and falls back on it."""
 
-    __slots__ = ("_access", "_seen", "_store")
+    __slots__ = ("_access", "_generation", "_seen", "_store")
 
     def __init__(self, policy: Circuit) -> None:
         options = policy.options
         self._store: CircuitStore = face_of(options.store, "circuit")
         self._access = Access(policy, options.store.health, options.when_store_fails)
         self._seen: State | None = None
+        self._generation = 0
         super().__init__(policy, options.rules)
 
     @property
@@ -78,8 +79,8 @@ class StoredCircuit(LocalCircuit):
     def _admitted(self, call: Call, admission: Admission | None, enforce: bool) -> Permit | None:
         if admission is None:
             return None if self._access.mode == "open" else super().admit(call, enforce=enforce)
-        answer, state, changes = admission
-        self._heard_of(call, state, changes, None)
+        answer = admission.answer
+        self._heard_of(call, admission, None)
         if isinstance(answer, Refusal):
             self.reject(call, answer, self._cause, enforce=enforce)
             return None
@@ -146,7 +147,7 @@ class StoredCircuit(LocalCircuit):
         elif settled.verdict == "counted" and self.heard is not None:
             self.heard.tell_result(error if outcome == FAILURE else None)
         cause = error if outcome == FAILURE and settled.verdict == "counted" else None
-        self._heard_of(call, settled.state, settled.changes, cause)
+        self._heard_of(call, settled, cause)
 
     def answered(self, permit: Permit) -> None:
         """A stream has given its first item."""
@@ -189,7 +190,6 @@ class StoredCircuit(LocalCircuit):
         return super().snapshot() if figures is None else self._shown(figures)
 
     def _shown(self, figures: Figures) -> CircuitSnapshot:
-        self._seen = figures.state
         rules = self.rules
         return CircuitSnapshot(
             state=figures.state,
@@ -214,15 +214,21 @@ class StoredCircuit(LocalCircuit):
 
     def _moved(self, settled: Settlement | None) -> None:
         if settled is not None:
-            self._seen = settled.state  # the change has been told by the circuit of this process
+            self._saw(settled)  # the change has been told by the circuit of this process
 
-    def _heard_of(self, call: Call, state: State, changes: list[Change], cause: BaseException | None) -> None:
+    def _heard_of(self, call: Call, reply: Admission | Settlement, cause: BaseException | None) -> None:
         """What the store said: the state, and the changes that this process has to tell."""
-        self._seen = state
-        if cause is not None or (state == "closed" and self._cause is not None and not changes):
+        self._saw(reply)
+        if cause is not None:
             self._cause = cause
-        for change in changes:
+        for change in reply.changes:
             self.announce(change, call, self._cause if change.state == OPEN else None)
+            if change.state == CLOSED:
+                self._cause = None  # an exception keeps the frames it went through alive
+
+    def _saw(self, reply: Admission | Settlement) -> None:
+        if reply.generation >= self._generation:  # answers to several threads come in any order
+            self._generation, self._seen = reply.generation, reply.state
 
     def async_shell(self, circuit: Circuit, proceed: AsyncNext, site: Site) -> AsyncNext:
         """Admit, run, count; a stream is counted at its end."""

@@ -114,17 +114,17 @@ def _changes(words: list[Any]) -> list[Change]:
 
 
 def _admission(reply: Any) -> Admission:
-    answer, word, changes = reply
+    answer, word, generation, changes = reply
     state: Any = word.decode()
     if answer[0] == 1:
-        return Admission(Let(answer[1], answer[2]), state, _changes(changes))
+        return Admission(Let(answer[1], answer[2]), state, generation, _changes(changes))
     _, age, wait, trials, reason, failures, failure_rate, slow_rate = answer
     opening = Change(OPEN, OPEN, reason.decode(), failures, _optional(failure_rate), _optional(slow_rate))
-    return Admission(Refusal(state, age * _NS, _ns(wait), trials, opening), state, _changes(changes))
+    return Admission(Refusal(state, age * _NS, _ns(wait), trials, opening), state, generation, _changes(changes))
 
 
 def _settlement(reply: Any) -> Settlement:
-    return Settlement(reply[0].decode(), reply[1].decode(), _changes(reply[2]))
+    return Settlement(reply[0].decode(), reply[1].decode(), reply[2], _changes(reply[3]))
 
 
 def _figures(reply: Any) -> Figures:

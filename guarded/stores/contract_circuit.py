@@ -22,18 +22,20 @@ class Let(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """The answer to a call, the state after it, and the changes it brought about."""
+    """The answer to a call, the state and generation after it, and the changes it brought about."""
 
     answer: Let | Refusal
     state: State
+    generation: int
     changes: list[Change]
 
 
 class Settlement(NamedTuple):
-    """What became of a result, the state after it, and the changes it brought about."""
+    """What became of a result, the state and generation after it, and the changes it brought about."""
 
     verdict: Count
     state: State
+    generation: int
     changes: list[Change]
 
 

@@ -9,7 +9,7 @@
 --       place
 --       settle, answered: 13 generation   14 serial   settle: 15 success, failure or neutral   16 1 if it was slow
 --       move: 13 state, empty to close and forget
--- Reply {what the step gives, state, changes}, a change being {state, before, reason, failures, failure rate, slow rate,
+-- Reply {what the step gives, state, generation, changes}, a change being {state, before, reason, failures, failure rate, slow rate,
 --       us it will be open}, numbers that do not apply -1; the step gives
 --       admit: {1, generation, serial}, or {0, us in this state, us until a call is let through, trials out, and reason,
 --       failures and rates of the opening};   settle: counted, late or ignored;   answered: 1 when it is counted
@@ -253,4 +253,4 @@ end
 local steps = {admit = admit, settle = settle, answered = answered, move = by_hand, look = look}
 local result = steps[ARGV[1]]()
 if ARGV[1] ~= 'look' then save() end
-return {result, state.state, changes}
+return {result, state.state, state.gen, changes}
