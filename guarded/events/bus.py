@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from guarded._core import clock
 from guarded._core.place import complain
-from guarded.events.model import EVENTS, Event, Fields, level_number
+from guarded.events.model import EVENTS, Event, Fields, event_maker, level_number
 from guarded.events.redact import cause_of, scrub, scrub_cached
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _build(name: str, level: int, call: Call | None, policy: Labelled | None, fi
     cause = fields.get("cause")
     if cause is not None:
         fields["cause"] = cause_of(cause)
-    return Event(clock.wall(), name, level, **fields)
+    return event_maker()(time=clock.wall(), name=name, level=level, **fields)
 
 
 def inside_sink() -> None:

@@ -8,8 +8,9 @@ made from `EVENTS` and `FIELDS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
@@ -107,6 +108,23 @@ class Event:
             if name not in HEAD and name != "call_id"
         )
         return f"{self.name} {rest}".rstrip()
+
+
+@cache
+def event_maker() -> Callable[..., Event]:
+    """What makes an event of keyword arguments, several times faster than its own frozen ``__init__``.
+
+    It fills an unfrozen twin of the same layout, which then becomes an `Event`.
+    """
+    columns = [(f.name, Any, field(default=None)) for f in fields(Event)]
+    twin: Any = make_dataclass("_Twin", columns, init=True, repr=False, eq=False, slots=True)
+
+    def make(**values: Any) -> Event:
+        event = twin(**values)
+        event.__class__ = Event
+        return event  # type: ignore[no-any-return]
+
+    return make
 
 
 class Fields(TypedDict, total=False):
