@@ -45,6 +45,16 @@ class Guard(Policy[GuardOptions]):
             layers.extend(part.expand() if isinstance(part, Policy) else _named(part))
         return tuple(layers)
 
+    def known(self) -> tuple[Policy[Any], ...]:
+        """The layers, leaving out the parts that are not loaded yet."""
+        layers: list[Policy[Any]] = []
+        for part in self.options.parts if self.enabled else ():
+            try:
+                layers.extend(part.known() if isinstance(part, Policy) else _named(part))
+            except LookupError:
+                continue
+        return tuple(layers)
+
 
 def _named(name: str) -> tuple[Policy[Any], ...]:
     path = _expanding.get()

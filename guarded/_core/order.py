@@ -34,13 +34,7 @@ def check_order(
 
 def expand_known(layers: tuple[Policy[Any], ...]) -> tuple[Policy[Any], ...]:
     """Layers with stacks opened, leaving out names that are not loaded yet."""
-    known: list[Policy[Any]] = []
-    for layer in layers:
-        try:
-            known.extend(layer.expand())
-        except LookupError:
-            continue
-    return tuple(known)
+    return tuple([part for layer in layers for part in layer.known()])
 
 
 def judge(outer: Policy[Any], inner: Policy[Any]) -> str | None:

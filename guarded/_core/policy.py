@@ -96,6 +96,13 @@ class Policy(Generic[OptionsT]):
         """The layers this policy stands for when a callable is compiled; itself, but for stacks and handles."""
         return (self,) if self.enabled else ()
 
+    def known(self) -> tuple[Policy[Any], ...]:
+        """`expand`, leaving out names that are not loaded yet."""
+        try:
+            return self.expand()
+        except LookupError:
+            return ()
+
     def reconfigure(self, options: OptionsT) -> None:
         """Take other options in place; shared state goes on. The registry's `changed` has to follow."""
         self.options = options
@@ -144,6 +151,7 @@ PolicyT = TypeVar("PolicyT", bound="Policy[Any]")
 def _restore(cls: type[PolicyT], options: Any, name: str | None) -> PolicyT:
     """Unpickle: a named policy is the one of this process, or becomes it; state never travels."""
     known = registry.registry.get(name) if name is not None else None
-    if known is not None and type(known) is cls and known.declared is None:  # a file has made it; what travels is no declaration of code
+    if known is not None and type(known) is cls and known.declared is None:
+        # A file has made it; what travels is no declaration of code.
         return known
     return registry.registry.intern(cls(options, name=name))

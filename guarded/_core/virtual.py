@@ -85,10 +85,11 @@ class VirtualTime:
 
     def park(self, gate: clock.Gate, until: float | None) -> bool:
         """Wait for `gate`, or until virtual time `until`."""
-        if until is not None and round(until * 1e9) <= self._now:
+        when = self._now if until is None else _moment(until)
+        if until is not None and when <= self._now:
             return gate.acquire(blocking=False)
         me = threading.get_ident()
-        timer = _Timer(self._now if until is None else round(until * 1e9), lambda: self._parked.pop(me, None))
+        timer = _Timer(when, lambda: self._parked.pop(me, None))
         self._parked[me] = gate
         self._activity += 1
         if until is not None:
@@ -146,7 +147,7 @@ class VirtualTime:
                 callback(*args)
 
         cancelled: list[bool] = []
-        timer = _LoopTimer(round(when * 1e9), fire, cancelled)
+        timer = _LoopTimer(_moment(when), fire, cancelled)
         self._add(timer)
         if self._auto and loop not in self._probing:
             self._probing.add(loop)
@@ -229,3 +230,9 @@ def _busy(loop: asyncio.AbstractEventLoop) -> bool:
         return True
     scheduled = getattr(loop, "_scheduled", None)
     return any(not timer.cancelled() and timer.when() - loop.time() < NEAR for timer in scheduled or ())
+
+
+def _moment(when: float) -> int:
+    """The nanosecond at which seconds have reached `when` for whoever compares them, which rounding may miss by one."""
+    moment = round(when * 1e9)
+    return moment if moment / 1e9 >= when else moment + 1

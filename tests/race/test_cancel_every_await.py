@@ -6,6 +6,7 @@ Time is virtual and moves with the steps, so that each wait of each layer is met
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sys
 import threading
@@ -37,6 +38,7 @@ from guarded._core import clock
 from guarded._core.call import current
 from guarded._core.policy import Policy
 from guarded._core.workers import workers
+from guarded.events import subscribe
 from guarded.testing import VirtualTime, inject, no_wait, virtual_time
 
 STEP = 0.05  # virtual seconds for each turn of the loop
@@ -241,9 +243,56 @@ def test_a_deadline_that_comes_at_any_step(name: str) -> None:
         assert tasks[1].result() in ("value", "fallback", "failed")
         scene.assert_nothing_leaked()
 
-    for steps in range(30):
+    for steps in range(30):  # noqa: B007 - main looks at it
         with guarded.registry.isolated(), virtual_time(auto=False) as time:
             asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_plain_call_is_cut_off_at_every_event(name: str) -> None:
+    """The token of a thread fires at each thing that is told of its call, from inside the sink, and nothing is left."""
+    for moment in range(20):
+        token = CancelToken()
+        told = itertools.count()
+        ended = ""
+        runs: list[int] = []
+
+        def body(order: str, runs: list[int] = runs) -> str:
+            runs.append(1)
+            guarded.sleep("200ms")
+            if len(runs) == 1:
+                raise ConnectionError
+            return "value"
+
+        def sink(event: object, told: Iterator[int] = told, token: CancelToken = token, moment: int = moment) -> None:
+            if next(told) == moment:
+                token.cancel("enough")
+
+        with guarded.registry.isolated(), virtual_time():
+            layers = LAYERS[name]()
+            call = guard(*layers)(body)
+            with subscribe(sink, level="TRACE"), token:
+                try:
+                    ended = call("a")
+                except (Cancelled, ConnectionError) as error:
+                    ended = type(error).__name__
+            assert_workers_come_back()
+            assert_at_rest(layers)
+            assert current.get() is None
+            assert call("b") in ("value", "fallback")
+        assert ended in ("Cancelled", "ConnectionError", "value", "fallback")
+        if not token.cancelled:
+            break
+    assert_workers_come_back()
+
+
+def assert_workers_come_back() -> None:
+    """Bodies that their callers left behind come to their ends soon."""
+    for _ in range(5000):
+        if workers.abandoned == 0:
+            return
+        clock.pause(0.001)
+    raise AssertionError(f"{workers.abandoned} bodies still run")
 
 
 @contextmanager

@@ -16,8 +16,7 @@ def test_it_gives_kinds_names_and_options_outermost_first() -> None:
     guard("db", retry(retries=5, base="100ms"), name="outbound")
 
     class Service:
-        @guard("later")
-        @guard("outbound")
+        @guard("outbound", "later")
         def call(self) -> None: ...
 
     slots, again = describe(Service.call)
