@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -45,7 +45,7 @@ STEP = 0.05  # virtual seconds for each turn of the loop
 TURNS = 1000  # more than any call here takes
 
 LAYERS: dict[str, Callable[[], list[Policy[Any]]]] = {
-    "fallback": lambda: [fallback("fallback", on=ConnectionError)],
+    "fallback": lambda: [fallback(("fallback",), on=ConnectionError)],
     "idempotent": lambda: [idempotent(key="order"), retry(retries=2, base="100ms")],
     "deadline": lambda: [deadline("10s"), retry(retries=2, base="100ms")],
     "limit": lambda: [retry(retries=2, base="100ms"), limit(1)],
@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[], list[Policy[Any]]]] = {
     "rate": lambda: [retry(retries=2, base="100ms"), rate("1/200ms")],
     "limit, then rate": lambda: [retry(retries=2, base="100ms"), limit(1), rate("1/200ms")],
     "whole stack": lambda: [
-        fallback("fallback", on=ConnectionError),
+        fallback(("fallback",), on=ConnectionError),
         idempotent(key="order"),
         deadline("30s"),
         limit(1),
@@ -66,6 +66,8 @@ LAYERS: dict[str, Callable[[], list[Policy[Any]]]] = {
         deadline("5s"),
     ],
 }
+ANSWERS: set[Any] = {"value", "fallback", ("fallback",)}
+NO_STREAMS = {"idempotent", "hedge"}
 STEPS = {"whole stack": 48, "rate": 24, "limit, then rate": 24}
 ALL_ALIKE = {"fallback", "deadline", "retry", "hedge", "circuit"}  # callers do not meet there
 
@@ -81,13 +83,14 @@ class Scene:
 
     ORDERS = ("a", "a", "b")
 
-    def __init__(self, layers: list[Policy[Any]], time: VirtualTime) -> None:
-        self.layers = layers
+    def __init__(self, layers: list[Policy[Any]], time: VirtualTime, *, stream: bool = False) -> None:
+        self.layers = [layer for layer in layers if not (stream and layer.kind in NO_STREAMS)]
         self.time = time
         self.running = 0
         self.runs: Counter[str] = Counter()
         self.tokens = [CancelToken() for _ in self.ORDERS]
-        self.call = guard(*layers)(self.body)
+        self.items = guard(*self.layers)(self.stream) if stream else None
+        self.call = self.read if stream else guard(*layers)(self.body)
 
     async def body(self, order: str) -> str:
         """Fails the first time, and takes a while."""
@@ -102,6 +105,21 @@ class Scene:
             return "value"
         finally:
             self.running -= 1
+
+    async def stream(self, order: str) -> AsyncIterator[str]:
+        """The same as a stream, which takes a while again after its first item."""
+        yield await self.body(order)
+        self.running += 1
+        try:
+            await guarded.asleep("200ms")
+            yield "more"
+        finally:
+            self.running -= 1
+
+    async def read(self, order: str) -> str:
+        """A stream, read to its end."""
+        items = [item async for item in self.items(order)]
+        return items[0]
 
     async def caller(self, number: int) -> str:
         """How the call of one caller ends."""
@@ -139,7 +157,7 @@ class Scene:
                 break
             await self.turn()
         ended = ["cut" if task.cancelled() else task.result() for task in tasks]  # cancelled before its first line
-        allowed = {"value", "fallback", "failed"}
+        allowed = ANSWERS | {"failed"}
         assert all(how in allowed for number, how in enumerate(ended) if number != victim), ended
         assert ended[victim] in allowed | {"cut"}
         self.assert_nothing_leaked()
@@ -201,13 +219,25 @@ CUTS = (once, twice, by_token, both)
 @pytest.mark.parametrize("name", LAYERS)
 def test_cancelled_at_every_step(name: str, cut: Any) -> None:
     """Whoever is cut off, and when: the others get their answers, and nothing is left behind."""
+    cut_at_every_step(name, cut, (0,) if name in ALL_ALIKE else (0, 1, 2), stream=False)
+
+
+@pytest.mark.parametrize("cut", [once, by_token], ids=lambda cut: cut.__name__)
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in NO_STREAMS])
+def test_streams_are_cancelled_at_every_step(name: str, cut: Any) -> None:
+    """The same before, at and after the first item of an async generator."""
+    cut_at_every_step(name, cut, (0,), stream=True)
+
+
+def cut_at_every_step(name: str, cut: Any, victims: tuple[int, ...], *, stream: bool) -> None:
+    """Play the scene once for each victim and step."""
     complaints: list[Any] = []
-    for victim in (0,) if name in ALL_ALIKE else (0, 1, 2):
+    for victim in victims:
         for steps in range(0, STEPS.get(name, 20)):
 
             async def main(victim: int = victim, steps: int = steps) -> None:
                 asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-                await Scene(LAYERS[name](), time).play(victim, steps, cut)
+                await Scene(LAYERS[name](), time, stream=stream).play(victim, steps, cut)
 
             with guarded.registry.isolated(), virtual_time(auto=False) as time:
                 try:
@@ -239,8 +269,8 @@ def test_a_deadline_that_comes_at_any_step(name: str) -> None:
         tasks = [asyncio.ensure_future(hurried()), asyncio.ensure_future(scene.caller(2))]
         while not all(task.done() for task in tasks):
             await scene.turn()
-        assert tasks[0].result() in ("DeadlineExceeded", "ConnectionError", "RateExceeded", "value", "fallback")
-        assert tasks[1].result() in ("value", "fallback", "failed")
+        assert tasks[0].result() in ANSWERS | {"DeadlineExceeded", "ConnectionError", "RateExceeded"}
+        assert tasks[1].result() in ANSWERS | {"failed"}
         scene.assert_nothing_leaked()
 
     for steps in range(30):  # noqa: B007 - main looks at it
@@ -279,8 +309,8 @@ def test_a_plain_call_is_cut_off_at_every_event(name: str) -> None:
             assert_workers_come_back()
             assert_at_rest(layers)
             assert current.get() is None
-            assert call("b") in ("value", "fallback")
-        assert ended in ("Cancelled", "ConnectionError", "value", "fallback")
+            assert call("b") in ANSWERS
+        assert ended in ANSWERS | {"Cancelled", "ConnectionError"}
         if not token.cancelled:
             break
     assert_workers_come_back()
