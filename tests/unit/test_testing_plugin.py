@@ -22,7 +22,7 @@ def pytest_configure(config):
 
 
 def test_fixtures_give_time_events_registry_and_switches(pytester: pytest.Pytester) -> None:
-    """Each fixture works in a test of its own, and nothing of it is left in the next one."""
+    """Each fixture works in a test of its own, and nothing of it is left in the next one, whatever the test did."""
     pytester.makeconftest(LOADS_THE_PLUGIN)
     pytester.makepyfile(
         """
@@ -64,30 +64,19 @@ def test_fixtures_give_time_events_registry_and_switches(pytester: pytest.Pytest
                 fails()
             assert [event.name for event in guarded_events] == ["call.failed"]
 
+        def test_fails(guarded_time, guarded_disabled, guarded_no_wait):
+            raise KeyError
+
         def test_nothing_is_left():
             assert clock.installed() is None
             assert waiters._skipping == 0
             assert "db" not in registry
         """
     )
-    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=7)
+    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=7, failed=1)
     assert clock.installed() is None
     assert waiters._skipping == 0
     assert len(registry) == 0
-
-
-def test_fixtures_end_with_a_failing_test(pytester: pytest.Pytester) -> None:
-    """A test that fails under virtual time leaves real time behind."""
-    pytester.makeconftest(LOADS_THE_PLUGIN)
-    pytester.makepyfile(
-        """
-        def test_fails(guarded_time, guarded_disabled, guarded_no_wait):
-            raise KeyError
-        """
-    )
-    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider").assert_outcomes(failed=1)
-    assert clock.installed() is None
-    assert waiters._skipping == 0
 
 
 def test_loading_it_imports_no_dependency() -> None:
