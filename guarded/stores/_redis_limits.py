@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final
 
 from guarded._core import clock
@@ -23,7 +24,7 @@ class RedisLimits:
         self._prefix = f"{store.prefix}limit:"
         self._link = store.link
         self.name = store.name
-        self._memories: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self._memories: dict[Hashable, tuple[bytes, float]] = {}  # of pools and of owners, and when it was heard of
         self._tidy_at = _FEW
 
     def acquire(self, pledge: Pledge, keep: float) -> Granted | Full:
@@ -45,10 +46,12 @@ class RedisLimits:
 
     def release(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
+        self._memories.pop(pledge.owner, None)
         return bool(self._link.run(_SCRIPT, self._keys(pledge.pool), ["release", pledge.owner]))
 
     async def release_async(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
+        self._memories.pop(pledge.owner, None)
         return bool(await self._link.run_async(_SCRIPT, self._keys(pledge.pool), ["release", pledge.owner]))
 
     def look(self, pool: tuple[str, str]) -> tuple[int, int]:
@@ -62,31 +65,36 @@ class RedisLimits:
         return held, waiting
 
     def _step(self, step: str, pledge: Pledge, *more: Word) -> tuple[Script, list[str], list[Word]]:
-        known, at = self._memories.get(pledge.pool, (b"", 0.0))
+        # A holder goes by what was known when it was last heard of, whatever others have learned since.
+        known, at = self._memories.get(pledge.owner if step == "renew" else pledge.pool, (b"", 0.0))
         if known and clock.monotonic() - at >= pledge.lease:
             known = b""  # the server may have forgotten by itself that anybody held
         given: list[Word] = [step, pledge.owner, int(pledge.lease * _US), pledge.permits, known, *more]
         return _SCRIPT, self._keys(pledge.pool), given
 
     def _verdict(self, pledge: Pledge, reply: Any) -> Granted | Full:
-        self._note(pledge, reply[2])
+        self._note(pledge, reply[2], holds=reply[0] == 1)
         if reply[0] == 1:
             return Granted(reply[1])
         return Full(reply[1], None if reply[3] < 0 else reply[3] / _US)
 
     def _renewed(self, pledge: Pledge, reply: Any) -> bool:
-        self._note(pledge, reply[1])
+        self._note(pledge, reply[1], holds=reply[0] == 1)
         return bool(reply[0])
 
-    def _note(self, pledge: Pledge, memory: bytes) -> None:
-        """Which memory the server has now; of pools not used any more, it need not be known."""
+    def _note(self, pledge: Pledge, memory: bytes, *, holds: bool) -> None:
+        """Which memory the server has now; after a lease it need not be known any more."""
         now = clock.monotonic()
         memories = self._memories
         memories[pledge.pool] = memory, now
+        if holds:
+            memories[pledge.owner] = memory, now
+        else:
+            memories.pop(pledge.owner, None)
         if len(memories) > self._tidy_at:
-            old = [pool for pool, (_, at) in tuple(memories.items()) if now - at >= pledge.lease]
-            for pool in old:
-                memories.pop(pool, None)
+            old = [known for known, (_, at) in tuple(memories.items()) if now - at >= pledge.lease]
+            for known in old:
+                memories.pop(known, None)
             self._tidy_at = 2 * len(memories) + _FEW
 
     def _keys(self, pool: tuple[str, str]) -> list[str]:

@@ -251,6 +251,8 @@ def _is_stale(connection: Any) -> bool:
 
 async def _is_stale_async(connection: Any) -> bool:
     probe = getattr(connection, "can_read", None) or connection.can_read_destructive
+    for _ in range(2):
+        await asyncio.sleep(0)  # a loop that has been at rest has not heard of it yet
     try:
         return bool(await probe())
     except (RedisError, OSError):
