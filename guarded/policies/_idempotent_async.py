@@ -123,7 +123,9 @@ class AsyncShell:
                 outcome = await self._run(run, twin, fn, args, kwargs)
         except Exception as error:
             outcome = Cut(error) if is_own(run, twin, error) else Failed(error)
-        except asyncio.CancelledError as error:
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise  # torn down: nothing can be awaited any more
+        except BaseException as error:
             await self._release(run)
             conduct.runs.settle(run, Neutral(None if run.phase is Phase.ENDING else error))
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from guarded import (
 from guarded._core import clock
 from guarded.errors import DeadlineExceeded
 from guarded.integrations._redelivery import Progress, Redelivery, Task, is_plain_call
+from guarded.stores import open_store
 from guarded.testing import capture, virtual_time
 
 
@@ -267,3 +269,16 @@ def test_errors_of_policies_end_the_task() -> None:
     """They are no rejections: nobody knows when it would be better."""
     error = StoreError("gone")
     assert delivered(failing(9, error, []))[1] is error
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_durable_key_is_free_for_the_next_delivery_at_once(asynchronous: bool, tmp_path: Path) -> None:
+    """Another worker need not wait for a lease to end."""
+    store = open_store(f"sqlite:///{tmp_path}/store.db")
+    runs: list[int] = []
+    once = idempotent("key", store=store.idempotent, on_duplicate="reject")
+    work = failing(2, ConnectionError("x"), runs, asynchronous=asynchronous)
+    assert delivered(work, once, retry(retries=3, base=1))[1] == "key"
+    assert runs == [1, 2, 3]
+    store.close()
