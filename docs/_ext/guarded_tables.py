@@ -18,15 +18,14 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from guarded.config import json_schema
-from guarded.events.metrics import METRICS
-from guarded.events.model import EVENTS, FIELDS, HEAD, LEVELS
+from guarded.events import fields_table_markdown, metrics_table_markdown
+from guarded.events.model import EVENTS, HEAD, LEVELS
 
 _WORDS = {
     "string": "text",
     "integer": "whole number",
     "number": "number",
     "boolean": "true or false",
-    "null": "null",
 }
 _EVERYWHERE = frozenset((*HEAD, "policy", "layer", "function", "call_id", "attempt", "remaining"))
 
@@ -73,19 +72,6 @@ def event_rows(layers: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
             yield f"`{spec.name}`", LEVELS[spec.level], spec.meaning, own
 
 
-def field_rows() -> Iterator[tuple[str, str, str]]:
-    """Name, unit and meaning of every field."""
-    for field in FIELDS.values():
-        yield f"`{field.name}`", field.unit, field.meaning
-
-
-def metric_rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Name, kind, unit, labels and meaning of every metric."""
-    for metric in METRICS:
-        labels = " ".join(f"`{label}`" for label in metric.labels)
-        yield f"`{metric.name}`", metric.kind, metric.unit, labels, metric.meaning
-
-
 def schema_rows(definition: str) -> Iterator[tuple[str, str, str]]:
     """Option, what may stand there, and meaning, of one definition of the config schema."""
     for name, shape in json_schema()["$defs"][definition]["properties"].items():
@@ -93,7 +79,7 @@ def schema_rows(definition: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _kinds(shape: dict[str, Any]) -> list[str]:
-    """What a value may be, in words; variables may stand anywhere, so they are left out."""
+    """What a value may be, in words; variables and null may stand anywhere, so they are left out."""
     found: list[str] = []
     for part in shape.get("anyOf", [shape]):
         found.extend(kind for kind in [_kind(part)] if kind and kind not in found)
@@ -144,8 +130,11 @@ class _Table(SphinxDirective):
     def rows(self) -> Iterable[tuple[str, ...]]:
         raise NotImplementedError
 
+    def lines(self) -> list[str]:
+        return table(self.head, self.rows())
+
     def run(self) -> list[nodes.Node]:
-        lines = table(self.head, self.rows())
+        lines = self.lines()
         if len(lines) == 2:
             raise self.error(f"{self.name} {' '.join(self.arguments)}: nothing to show")
         node = nodes.container()
@@ -174,19 +163,15 @@ class Events(_Table):
 class Fields(_Table):
     """``guarded-fields``."""
 
-    head = ("field", "unit", "meaning")
-
-    def rows(self) -> Iterable[tuple[str, ...]]:
-        return field_rows()
+    def lines(self) -> list[str]:
+        return fields_table_markdown().splitlines()
 
 
 class Metrics(_Table):
     """``guarded-metrics``."""
 
-    head = ("metric", "kind", "unit", "labels", "meaning")
-
-    def rows(self) -> Iterable[tuple[str, ...]]:
-        return metric_rows()
+    def lines(self) -> list[str]:
+        return metrics_table_markdown().splitlines()
 
 
 class Config(_Table):

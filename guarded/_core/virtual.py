@@ -23,8 +23,10 @@ GRACE = 0.001  # real seconds between two looks at what the others do
 SETTLE = 0.01  # real seconds to wait for a thread in a wait of the standard library: it may have been woken just now
 PATIENCE = 0.25  # real seconds to wait for a thread that does something else
 IDLE_ROUNDS = 3  # loop iterations without a ready callback; each polls the selector once
-WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker", "_next_event"})
-WAITING_IN = ("threading.py", "queue.py", "selectors.py", "thread.py", "background.py")
+WAITS = frozenset(
+    {"park", "wait", "join", "_wait_for_tstate_lock", "_shutdown", "select", "get", "_worker", "_next_event"}
+)
+WAITING_IN = ("clock.py", "threading.py", "queue.py", "selectors.py", "thread.py", "background.py")
 NEAR = 1.0  # a real timer of the loop that is due within this many seconds counts as activity
 
 

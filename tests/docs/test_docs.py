@@ -15,6 +15,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,6 +139,7 @@ def test_the_tests_that_pages_name_exist() -> None:
     assert missing == []
 
 
+@cache
 def functions_of(file: Path) -> set[str]:
     """Names of all functions in a file; none where it does not exist."""
     if not file.is_file():

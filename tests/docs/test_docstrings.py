@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+
+import guarded
 
 ROOT = Path(__file__).parents[2]
 WITH_EXAMPLES = [
@@ -14,6 +18,18 @@ WITH_EXAMPLES = [
     for file in sorted((ROOT / "guarded").rglob("*.py"))
     if ">>> " in file.read_text("utf-8")
 ]
+
+
+API = (ROOT / "docs" / "api.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", guarded.__all__)
+def test_every_public_name_is_described(name: str) -> None:
+    """It has a docstring of its own, and its place on the page of the API."""
+    if name != "registry":  # an object; its class is shown
+        assert inspect.getdoc(getattr(guarded, name))
+        assert getattr(guarded, name).__doc__
+    assert re.search(rf"(::|guarded\.)\s*{name}\b", API)
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
