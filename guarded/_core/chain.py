@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from types import CoroutineType
 from typing import Any, TypeAlias
 
-from guarded._core.call import Call
+from guarded._core.call import Call, call_maker
 from guarded._core.order import expand_known
 from guarded._core.policy import Args, Fn, Kind, Kwargs, Policy, Site
 from guarded._core.registry import registry
@@ -39,7 +39,7 @@ class Chain:
         layers: outermost first, as decorated; names are not looked up.
         kind: how the callable is called.
         run: the compiled chain; compiles itself at the first call.
-        new_call: makes the `Call` that goes through it.
+        new_call: makes the `Call` that goes through it, within the one around it.
     """
 
     __slots__ = ("__weakref__", "_version", "function", "kind", "layers", "new_call", "run", "wrapped")
@@ -49,8 +49,7 @@ class Chain:
         self.layers = layers
         self.kind: Kind = kind or kind_of(wrapped)
         self.function = qualified_name(wrapped)
-        # A class of its own: one attribute less to set for every call.
-        self.new_call: Callable[[], Call] = type("Call", (Call,), {"function": self.function})
+        self.new_call = call_maker(self.function)
         self._version = 0
         self.run: Callable[[Call, Fn, Args, Kwargs], Any] = self._compile_and_run
         for index, layer in enumerate(layers):

@@ -42,10 +42,7 @@ def _sync(chain: Chain) -> Entry:
         nonlocal turned
         if turned is not None:
             return turned(fn, instance, args, kwargs)
-        call = new_call()
-        parent = get()
-        if parent is not None:
-            call.adopt(parent)
+        call = new_call(get())
         token = publish(call)
         try:
             if bus.threshold <= DEBUG:
@@ -89,10 +86,7 @@ def _async(chain: Chain) -> Entry:
     new_call, get, publish, restore = chain.new_call, current.get, current.set, current.reset
 
     async def enter_async(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-        call = new_call()
-        parent = get()
-        if parent is not None:
-            call.adopt(parent)
+        call = new_call(get())
         token = publish(call)
         try:
             if bus.threshold <= DEBUG or call.token is not None:

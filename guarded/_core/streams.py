@@ -20,14 +20,6 @@ from guarded._core.told import told_failed, told_succeeded
 Entry = Callable[[Fn, Any, Args, Kwargs], Any]
 
 
-def _begin(chain: Chain) -> Call:
-    call = chain.new_call()
-    parent = current.get()
-    if parent is not None:
-        call.adopt(parent)
-    return call
-
-
 def _restore(token: Token[Call | None]) -> None:
     try:
         current.reset(token)
@@ -39,7 +31,7 @@ def enter_generator(chain: Chain) -> Entry:
     """The wrapt wrapper function of a generator function."""
 
     def enter(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Generator[Any, Any, Any]:
-        call = _begin(chain)
+        call = chain.new_call(current.get())
         stream = call.stream = Stream(lambda resume: resume())
         started = clock.monotonic()
         ended: BaseException | None = None
@@ -86,7 +78,7 @@ def enter_async_generator(chain: Chain) -> Entry:
         return await resume()
 
     async def enter(fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> AsyncGenerator[Any, Any]:
-        call = _begin(chain)
+        call = chain.new_call(current.get())
         stream = call.stream = Stream(at_once)
         started = clock.monotonic()
         ended: BaseException | None = None

@@ -74,7 +74,7 @@ class AsyncShell:
         twin = call.fork()
         twin.deadline = run.deadline
         twin.token = _own_token(call)
-        twin.held, twin.key = (run, call.held), run.key
+        twin.held, twin.key = (run, None), run.key
         run.token = twin.token
         context = copy_context()
         context.run(current.set, twin)

@@ -83,7 +83,7 @@ class Stay:
         """The permits go back, whatever happened."""
         node = self._node
         if node is not None:
-            node[0] = None  # also for forks of the call that outlive it
+            node[0] = None
             if self._call.held is node:
                 self._call.held = node[1]
         self.pool.give_back(self.weight)
@@ -93,7 +93,7 @@ class Stay:
 def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext) -> SyncNext:
     """One permit, no key: without the pool's lock while nobody waits (see `_limit_core`)."""
     pop, push = pool.tokens.pop, pool.tokens.append
-    enter, priority_of = limit.gate.enter, needs.priority
+    enter, priority_of, only = limit.gate.enter, needs.priority, (pool, None)
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         waited = -1.0
@@ -105,14 +105,14 @@ def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext) -> Sy
                 pass  # what is raised further down must not have this in its context
         if waited < 0.0:
             waited = enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
-        node = call.held = [pool, call.held]
+        outer = call.held
+        call.held = only if outer is None else (pool, outer)
         try:
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return proceed(call, fn, args, kwargs)
         finally:
-            call.held = node[1]
-            node[0] = None  # also for forks of the call that outlive it
+            call.held = outer
             push(True)
             if pool.slow:
                 pool.post(None)
@@ -147,7 +147,7 @@ def full_shell(limit: Limit, needs: Needs, is_stream: bool, proceed: SyncNext) -
 def quick_async_shell(limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext) -> AsyncNext:
     """`quick_shell` for coroutine functions."""
     pop, push = pool.tokens.pop, pool.tokens.append
-    enter, priority_of = limit.gate.enter_async, needs.priority
+    enter, priority_of, only = limit.gate.enter_async, needs.priority, (pool, None)
 
     async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         waited = -1.0
@@ -159,14 +159,14 @@ def quick_async_shell(limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext
                 pass
         if waited < 0.0:
             waited = await enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
-        node = call.held = [pool, call.held]
+        outer = call.held
+        call.held = only if outer is None else (pool, outer)
         try:
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return await proceed(call, fn, args, kwargs)
         finally:
-            call.held = node[1]
-            node[0] = None
+            call.held = outer
             push(True)
             if pool.slow:
                 pool.post(None)

@@ -444,19 +444,24 @@ def test_what_outlives_the_call_does_not_seem_to_hold_its_permit() -> None:
     """A worker that a deadline left behind runs in a fork of the call, and may take the limit like anybody."""
     policy, forks = limit(1), []
 
+    def work() -> None:
+        fork = current.get().fork()  # type: ignore[union-attr]
+        assert holds(fork, pool_of(policy))
+        forks.append(fork)
+
     async def work_async() -> None:
-        forks.append(current.get().fork())  # type: ignore[union-attr]
+        work()
 
     def stream() -> Iterator[None]:
-        forks.append(current.get().fork())  # type: ignore[union-attr]
+        work()
         yield
+        work()
 
-    policy(lambda: forks.append(current.get().fork()))()  # type: ignore[union-attr]
+    policy(work)()
     asyncio.run(policy(work_async)())
     list(policy(stream)())
-    assert len(forks) == 3
+    assert len(forks) == 4
     for fork in forks:
-        assert fork.held is not None
         assert not holds(fork, pool_of(policy))
 
 
