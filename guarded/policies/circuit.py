@@ -362,6 +362,16 @@ def circuit(
 
     Calls raise CircuitOpen, also a pybreaker.CircuitBreakerError; its cause is the last failure. Half-open trials
     follow resilience4j's permitted calls, but every one of them has to succeed.
+
+    Example:
+        >>> from guarded import circuit
+        >>> gateway = circuit("example-gateway", failures=1)
+        >>> with gateway:
+        ...     raise ConnectionError
+        Traceback (most recent call last):
+        ConnectionError
+        >>> gateway.state
+        'open'
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"circuit: name={name!r}: must be a name, as in @circuit('gateway')")

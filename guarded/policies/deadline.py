@@ -197,6 +197,14 @@ def deadline(
         ValueError: an option is wrong; all wrong ones are named.
 
     Calls raise DeadlineExceeded, also a TimeoutError; its `during` says what the time was spent on.
+
+    Example:
+        >>> from guarded import deadline, remaining
+        >>> @deadline("2s", mode="cooperative")
+        ... def query() -> bool:
+        ...     return 1.9 < remaining() <= 2
+        >>> query()
+        True
     """
     options = DeadlineOptions.checked(seconds, mode, late)
     return registry.intern(DeadlinePolicy(options, name=name))

@@ -290,6 +290,16 @@ def idempotent(
 
     Raises:
         ValueError: naming every wrong option.
+
+    Example:
+        >>> from guarded import idempotent
+        >>> @idempotent(key="order_id")
+        ... def charge(order_id: str) -> str:
+        ...     print("charged")
+        ...     return f"receipt for {order_id}"
+        >>> charge("A1") == charge("A1")
+        charged
+        True
     """
     options = IdempotentOptions.checked(
         key=key,

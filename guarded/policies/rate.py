@@ -353,6 +353,12 @@ def rate(
     Raises:
         ValueError: naming every wrong option.
         PolicyConflict: the name is taken by a policy with other options.
+
+    Example:
+        >>> from guarded import rate
+        >>> partner = rate("2/minute", max_wait=0)
+        >>> [partner.try_acquire() for _ in range(3)]
+        [True, True, False]
     """
     options = RateOptions.checked(
         spec,

@@ -32,6 +32,14 @@ def test_every_public_name_is_described(name: str) -> None:
     assert re.search(rf"(::|guarded\.)\s*{name}\b", API)
 
 
+@pytest.mark.parametrize(
+    "name", ["limit", "rate", "retry", "deadline", "circuit", "idempotent", "fallback", "hedge", "guard", "map_limit"]
+)
+def test_what_people_write_first_has_an_example(name: str) -> None:
+    """The docstring of each decorator shows it in use."""
+    assert "Example:" in getattr(guarded, name).__doc__
+
+
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_the_examples_of_a_module(module: str) -> None:
     """Each example gives what stands below it."""
