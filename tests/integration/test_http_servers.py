@@ -544,10 +544,12 @@ def leave(running: Any, method: str, **options: Any) -> None:
 
 def test_a_client_that_leaves_cancels_the_work(start_asgi: Any) -> None:
     """Nobody waits for it any more; the slot is free for the next one."""
-    running = start_asgi(guards=limit(1, max_queue=0))
+    one = limit(1, max_queue=0)
+    running = start_asgi(guards=one)
     leave(running, "GET")
+    wait_until(lambda: one.snapshot().held == 0)
     leave(running, "POST", json={"large": "x" * 10_000})
-    wait_until(lambda: running.service.cancelled == 2)
+    wait_until(lambda: running.service.cancelled == 2 and one.snapshot().held == 0)
     running.service.goes_on.set()
     assert running.http.get("/hang").json() == {"charged": 1}
 
