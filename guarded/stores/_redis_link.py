@@ -144,7 +144,9 @@ class Link:
     async def _new_loop(self, loop: asyncio.AbstractEventLoop) -> _LoopLink:
         for dead in [known for known in self._loops if known.is_closed()]:
             del self._loops[dead]
-        link = self._loops[loop] = _LoopLink(AsyncPool.from_url(self._url, **self._options), self.timeout)
+        # The client's own time-out of a socket would make a task for each command.
+        maker = AsyncPool.from_url(self._url, **self._options | {"socket_timeout": None})
+        link = self._loops[loop] = _LoopLink(maker, self.timeout)
         link.lifetime = _until_the_end(self, loop, link)
         await link.lifetime.asend(None)  # the loop closes it when it shuts down
         return link
@@ -187,15 +189,18 @@ class _LoopLink:
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word], allowed: float) -> Any:
         connection = await self._connect()
         try:
-            try:
-                reply = await _talk_async(connection, script.by_sha(keys, args), allowed)
-            except NoScriptError:
-                reply = await _talk_async(connection, script.whole(keys, args), allowed)
+            async with asyncio.timeout(allowed):
+                try:
+                    reply = await _talk_async(connection, script.by_sha(keys, args))
+                except NoScriptError:
+                    reply = await _talk_async(connection, script.whole(keys, args))
         except ResponseError:
             self._idle.append((clock.monotonic(), connection))
             raise
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            if isinstance(error, TimeoutError):
+                raise RedisTimeout("no answer in time") from error
             raise
         self._idle.append((clock.monotonic(), connection))
         return reply
@@ -236,9 +241,9 @@ def _talk(connection: Any, command: tuple[Word, ...], timeout: float | None) -> 
     return connection.read_response()
 
 
-async def _talk_async(connection: Any, command: tuple[Word, ...], allowed: float) -> Any:
+async def _talk_async(connection: Any, command: tuple[Word, ...]) -> Any:
     await connection.send_command(*command)
-    return await connection.read_response(timeout=allowed)
+    return await connection.read_response()
 
 
 def _is_stale(connection: Any) -> bool:

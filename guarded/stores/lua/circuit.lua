@@ -32,7 +32,11 @@ local now = time[1] * 1000000 + time[2]
 local stored = redis.call('HGETALL', key)
 local state = {state = 'closed', gen = now, changed = now, open = rules.reset, row = 0, serial = 0, successes = 0,
   calls = 0, failed = 0, slow = 0, at = 0, reason = 'by hand', failures = 0, failure_rate = -1, slow_rate = -1, moved = 0}
-for at = 1, #stored, 2 do state[stored[at]] = tonumber(stored[at + 1]) or stored[at + 1] end
+local before = {}
+for at = 1, #stored, 2 do
+  local value = tonumber(stored[at + 1]) or stored[at + 1]
+  state[stored[at]], before[stored[at]] = value, value
+end
 local changes = {}
 
 local function text(value) return string.format('%.17g', value) end
@@ -40,14 +44,18 @@ local function text(value) return string.format('%.17g', value) end
 local function save()
   local fields = {}
   for name, value in pairs(state) do
-    fields[#fields + 1] = name
-    fields[#fields + 1] = type(value) == 'number' and text(value) or value
+    if value ~= before[name] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = type(value) == 'number' and text(value) or value
+    end
   end
-  redis.call('HSET', key, unpack(fields))
+  if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
   redis.call('PEXPIRE', key, FORGET)
-  local kept = math.max(rules.trial, rules.us, rules.slow, 1000) / 1000
-  for at = 2, 4 do redis.call('PEXPIRE', KEYS[at], math.ceil(kept) * 2 + 86400000) end
-  redis.call('PEXPIRE', window, rules.us > 0 and math.ceil(rules.us / 1000) + 1 or FORGET)
+end
+
+local function watch(set, serial)
+  redis.call('ZADD', set, now, serial)
+  redis.call('PEXPIRE', set, FORGET)
 end
 
 local function forget()
@@ -81,6 +89,7 @@ local function add_to_ring(failed, slow)
     state.calls = state.calls + 1
   end
   redis.call('SETRANGE', window, state.at, tostring((failed and 1 or 0) + (slow and 2 or 0)))
+  redis.call('PEXPIRE', window, FORGET)
   state.failed, state.slow = state.failed + (failed and 1 or 0), state.slow + (slow and 1 or 0)
   state.at = (state.at + 1) % rules.calls
 end
@@ -90,6 +99,7 @@ local function add_to_bucket(failed, slow)
   local calls, bad, late = string.match(redis.call('HGET', window, bucket) or '0,0,0', '(%d+),(%d+),(%d+)')
   local counts = {calls + 1, bad + (failed and 1 or 0), late + (slow and 1 or 0)}
   redis.call('HSET', window, bucket, string.format('%d,%d,%d', counts[1], counts[2], counts[3]))
+  redis.call('PEXPIRE', window, math.ceil(rules.us / 1000) + 1)
 end
 
 local function rates()
@@ -101,8 +111,8 @@ end
 local function failures() return rules.failure_rate >= 0 and state.failed or state.row end
 
 local function move(target, reason)
-  local before = state.state
-  if target == before then return end
+  local previous = state.state
+  if target == previous then return end
   if target == 'open' and string.sub(reason, 1, 5) == 'trial' then
     state.open = math.min(state.open * GROWTH, rules.longest)
   elseif target ~= 'open' and target ~= 'half-open' then
@@ -110,11 +120,11 @@ local function move(target, reason)
   end
   local failure_rate, slow_rate = rates()
   local count = failures()
-  if before == 'half-open' then count = reason == 'trial failed' and 1 or 0 end
-  if rules.failure_rate < 0 or before ~= 'closed' then failure_rate = -1 end
-  if rules.slow_rate < 0 or before ~= 'closed' then slow_rate = -1 end
+  if previous == 'half-open' then count = reason == 'trial failed' and 1 or 0 end
+  if rules.failure_rate < 0 or previous ~= 'closed' then failure_rate = -1 end
+  if rules.slow_rate < 0 or previous ~= 'closed' then slow_rate = -1 end
   changes[#changes + 1] =
-    {target, before, reason, count, text(failure_rate), text(slow_rate), target == 'open' and state.open or -1}
+    {target, previous, reason, count, text(failure_rate), text(slow_rate), target == 'open' and state.open or -1}
   if target == 'open' or target == 'isolated' then
     state.reason, state.failures, state.failure_rate, state.slow_rate = reason, count, failure_rate, slow_rate
   end
@@ -155,6 +165,7 @@ local function notice_slow()
       count(true, true) -- what it ends with cannot make it better
     else
       redis.call('SADD', overdue, serial)
+      redis.call('PEXPIRE', overdue, FORGET)
     end
   end
   if state.state == 'closed' and redis.call('SCARD', overdue) > 0 then judge() end
@@ -169,14 +180,14 @@ end
 
 local function watched(set)
   state.serial = state.serial + 1
-  redis.call('ZADD', set, now, state.serial)
+  watch(set, state.serial)
   return {1, state.gen, state.serial}
 end
 
 local function admit_trial()
   redis.call('ZREMRANGEBYSCORE', trials, '-inf', now - rules.trial)
   for _, serial in ipairs(redis.call('ZRANGEBYSCORE', trials, '(' .. string.format('%.0f', now), '+inf')) do
-    redis.call('ZADD', trials, now, serial)
+    watch(trials, serial)
   end
   if state.successes + redis.call('ZCARD', trials) >= rules.half_open then return refusal() end
   return watched(trials)

@@ -44,6 +44,7 @@ local function settle()
     local gone = known and redis.call('ZRANGEBYSCORE', log, '(' .. round(state['p' .. index] or 0), oldest) or {}
     for _, member in ipairs(gone) do quota.total = quota.total - cost_of(member) end
   end
+  if booked == 0 then return end
   if redis.call('EXISTS', bookings) == 0 then booked = 0 end
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', bookings, '-inf', now - longest)) do
     booked = booked - cost_of(member)
@@ -52,17 +53,23 @@ end
 
 -- What has left every window goes together with the totals that know of it: a refusal changes nothing.
 local function save()
-  for _, set in ipairs({log, bookings}) do redis.call('ZREMRANGEBYSCORE', set, '-inf', now - longest) end
-  local fields = {'last', now, 'skew', skew, 'booked', booked}
+  local fields = {'last', now, 'skew', skew, 'booked', booked, 'serial', state.serial or 0}
   for index, quota in ipairs(quotas) do
     for _, value in ipairs({'t' .. index, quota.total, 'p' .. index, now - quota.window}) do
       fields[#fields + 1] = value
     end
   end
   redis.call('HSET', hash, unpack(fields))
-  local latest = redis.call('ZRANGE', bookings, -1, -1, 'WITHSCORES')
-  local ttl = math.ceil((math.max(now, tonumber(latest[2] or 0)) - now + longest) / 1000) + 1
-  for at = 1, 3 do redis.call('PEXPIRE', KEYS[at], ttl) end
+  redis.call('ZREMRANGEBYSCORE', log, '-inf', now - longest)
+  local latest = now
+  if booked > 0 or (state.booked or 0) > 0 then
+    redis.call('ZREMRANGEBYSCORE', bookings, '-inf', now - longest)
+    latest = math.max(now, tonumber(redis.call('ZRANGE', bookings, -1, -1, 'WITHSCORES')[2] or 0))
+  end
+  local ttl = math.ceil((latest - now + longest) / 1000) + 1
+  redis.call('PEXPIRE', hash, ttl)
+  redis.call('PEXPIRE', log, ttl)
+  if booked > 0 then redis.call('PEXPIRE', bookings, ttl) end
 end
 
 -- When `excess` units that count now have left the window: first admissions leave it, then bookings.
@@ -113,8 +120,8 @@ local function take()
   local at = newcomer()
   local patience = tonumber(ARGV[3])
   if at > now and patience >= 0 and at - now > patience then return {0, at - now} end
-  local serial = redis.call('HINCRBY', hash, 'serial', 1)
-  local mark = round(now) .. '-' .. round(serial)
+  state.serial = (state.serial or 0) + 1
+  local mark = round(now) .. '-' .. round(state.serial)
   if at <= now then return admit(mark) end
   redis.call('ZADD', bookings, at, mark .. '|' .. cost)
   booked = booked + cost
