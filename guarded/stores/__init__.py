@@ -93,5 +93,5 @@ def face_of(store: Any, kind: str) -> Any:
     """The face of a store for a kind of policy; StoreProblem when it has none."""
     face = getattr(store, FACES[kind], None)
     if face is None or not isinstance(store, Store):
-        raise StoreProblem(f"store={store!r}: keeps no state of a {kind}")
+        raise StoreProblem(f"store={store!r}: keeps no state of {kind} layers")
     return face
