@@ -79,20 +79,24 @@ def _problems(quotas: tuple[Quota, ...], *, burst: Any, algorithm: Any, key: Any
     problems = []
     if algorithm not in _ALGORITHMS:
         problems.append(f"algorithm={algorithm!r}: must be one of {', '.join(_ALGORITHMS)}")
-    if burst is not None:
-        if not isinstance(burst, int) or isinstance(burst, bool) or burst < 1:
-            problems.append(f"burst={burst!r}: must be a whole number from 1 up, or None for the whole quota")
-        elif algorithm != "gcra":
-            problems.append(f"burst={burst!r}: means something to algorithm='gcra' only")
-        elif len(quotas) > 1:
-            problems.append(f"burst={burst!r}: needs one window, since each would allow another burst")
+    bad_burst = None if burst is None else _burst_problem(quotas, burst, algorithm)
+    if bad_burst:
+        problems.append(f"burst={burst!r}: {bad_burst}")
     if key is not None and (problem := key_problem(key)):
         problems.append(f"key={key!r}: {problem}")
     if problem := amount_problem(cost):
         problems.append(f"cost={cost!r}: {problem}")
-    elif isinstance(cost, int) and quotas and not problems and cost > _capacity(quotas, burst):
+    elif isinstance(cost, int) and quotas and not bad_burst and cost > _capacity(quotas, burst):
         problems.append(f"cost={cost!r}: must not be above the capacity of {_capacity(quotas, burst)}")
     return problems
+
+
+def _burst_problem(quotas: tuple[Quota, ...], burst: Any, algorithm: Any) -> str | None:
+    if not isinstance(burst, int) or isinstance(burst, bool) or burst < 1:
+        return "must be a whole number from 1 up, or None for the whole quota"
+    if algorithm != "gcra":
+        return "means something to algorithm='gcra' only"
+    return "needs one window, since each would allow another burst" if len(quotas) > 1 else None
 
 
 def _capacity(quotas: tuple[Quota, ...], burst: int | None) -> int:

@@ -44,9 +44,10 @@ class RetryOptions:
         for option in ("on", "unless"):
             values[option] = _matching.tidy(given[option])
             found.extend(_matching.problems(option, values[option]))
+        before = len(found)
         for option in ("base", "max_delay", "max_retry_after"):
             values[option] = _read_duration(option, given[option], found)
-        if not found and values["base"] > values["max_delay"]:
+        if len(found) == before and values["base"] > values["max_delay"]:
             found.append(f"base={given['base']!r}: must not be above max_delay={given['max_delay']!r}")
         try:
             values["backoff"] = read_given(given["backoff"], values["retries"])

@@ -85,6 +85,8 @@ def test_all_problems_are_told_at_once() -> None:
         rate("x", algorithm="window", burst=-1, max_wait="soon", key=1, cost=0)  # type: ignore[arg-type]
     for option in ("spec=", "algorithm=", "burst=", "max_wait=", "key=", "cost="):
         assert option in str(caught.value)
+    with pytest.raises(ValueError, match=r"key=1: .*cost=9: must not be above the capacity of 5"):
+        rate("5/s", key=1, cost=9)  # type: ignore[arg-type]
 
 
 def test_spellings_of_one_rate_are_equal() -> None:

@@ -120,6 +120,8 @@ def test_all_bad_options_are_told_at_once() -> None:
         retry(retries=-1, on=3, factor=0, jitter="no", base=-1, budget=3)  # type: ignore[arg-type]
     for option in ("retries=-1", "on=3", "factor=0", "jitter='no'", "base=-1", "budget=3"):
         assert option in str(caught.value)
+    with pytest.raises(ValueError, match=r"retries=-1: .*base=5: must not be above max_delay=1"):
+        retry(retries=-1, base=5, max_delay=1)
 
 
 def test_async_predicates_are_refused() -> None:
