@@ -277,7 +277,7 @@ def test_a_durable_key_is_free_for_the_next_delivery_at_once(asynchronous: bool,
     """Another worker need not wait for a lease to end."""
     store = open_store(f"sqlite:///{tmp_path}/store.db")
     runs: list[int] = []
-    once = idempotent("key", store=store.idempotent, on_duplicate="reject")
+    once = idempotent("key", store=store, on_duplicate="reject")
     work = failing(2, ConnectionError("x"), runs, asynchronous=asynchronous)
     assert delivered(work, once, retry(retries=3, base=1))[1] == "key"
     assert runs == [1, 2, 3]
