@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 from guarded._core.durations import Duration, parse_duration
 from guarded.policies import _records
 from guarded.policies._records import Record
-from guarded.stores import open_store
+from guarded.stores import StoreProblem, open_store
 from guarded.stores._postgres_link import Link, Row, Value
 from guarded.stores.contract import Claim, InThreads, Reply, Started
 from guarded.stores.health import PROBE, Health
 
 TIMEOUT = 1.0
+_DEFAULTS: Final = {"timeout": TIMEOUT, "probe": PROBE}
 _SWEPT = 8  # expired rows deleted with each question: more than one, so that they never pile up
 _QUESTIONS = 5  # how often to ask again when others were faster between two looks of one statement
 
@@ -156,13 +157,13 @@ class PostgresStore:
         probe: how often a failed store is tried; default 1 s.
 
     Raises:
-        ValueError: naming every wrong option.
+        StoreProblem: a ValueError, naming every wrong option.
     """
 
     def __init__(self, url: str, *, timeout: Duration = TIMEOUT, probe: Duration = PROBE) -> None:
         problems = []
-        seconds = {"timeout": TIMEOUT, "probe": PROBE}
-        for option, value in (("timeout", timeout), ("probe", probe)):
+        given, seconds = {"timeout": timeout, "probe": probe}, dict(_DEFAULTS)
+        for option, value in given.items():
             try:
                 seconds[option] = parse_duration(value, option=option)
             except ValueError as error:
@@ -170,11 +171,11 @@ class PostgresStore:
         if not url.startswith(("postgresql://", "postgres://")):
             problems.append("url: must begin with postgresql://")
         if problems:
-            raise ValueError("store: " + "; ".join(problems))
+            raise StoreProblem("store: " + "; ".join(problems))
         self.link = Link(url, seconds["timeout"], _IF_MISSING)
         self.name = _public(url)
         self.health = Health(self.name, seconds["probe"])
-        self._again = partial(open_store, url, timeout=timeout, probe=probe)
+        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
 
     @cached_property
     def idempotent(self) -> PostgresRecords:

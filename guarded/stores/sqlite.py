@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from guarded._core.durations import Duration, parse_duration
-from guarded.stores import open_store
+from guarded.stores import StoreProblem, open_store
 from guarded.stores._sqlite_link import Link
 from guarded.stores.health import PROBE, Health
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from guarded.stores._sqlite_records import SQLiteRecords
 
 TIMEOUT = 2.0
+_DEFAULTS: Final = {"timeout": TIMEOUT, "probe": PROBE}
 _SCHEME = "sqlite:///"
 
 
@@ -36,13 +37,13 @@ class SQLiteStore:
         probe: how often a failed store is tried; default 1 s.
 
     Raises:
-        ValueError: naming every wrong option.
+        StoreProblem: a ValueError, naming every wrong option.
     """
 
     def __init__(self, url: str, *, timeout: Duration = TIMEOUT, probe: Duration = PROBE) -> None:
         problems = []
-        seconds = {"timeout": TIMEOUT, "probe": PROBE}
-        for option, value in (("timeout", timeout), ("probe", probe)):
+        given, seconds = {"timeout": timeout, "probe": probe}, dict(_DEFAULTS)
+        for option, value in given.items():
             try:
                 seconds[option] = parse_duration(value, option=option)
             except ValueError as error:
@@ -51,11 +52,11 @@ class SQLiteStore:
         if path == url or not path or path == ":memory:" or path.endswith("/"):
             problems.append(f"url={url!r}: must name a file: sqlite:///relative/path or sqlite:////absolute/path")
         if problems:
-            raise ValueError("store: " + "; ".join(problems))
+            raise StoreProblem("store: " + "; ".join(problems))
         self.link = Link(os.path.abspath(os.path.expanduser(path)), seconds["timeout"])
         self.name = f"{_SCHEME}{self.link.path}"
         self.health = Health(self.name, seconds["probe"])
-        self._again = partial(open_store, url, timeout=timeout, probe=probe)
+        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
 
     @cached_property
     def rates(self) -> SQLiteRates:
