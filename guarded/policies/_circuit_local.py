@@ -282,13 +282,8 @@ class LocalCircuit(Monitor):
     def breaker(self) -> RegisteredBreaker:
         """The register, made at first use."""
         if self._breaker is None:
-            rules = self._core.rules
-            made = make(
-                self,
-                fail_max=rules.failures or _NEVER,
-                reset_timeout=rules.reset_ns / _NS,
-                half_open=rules.half_open,
-            )
+            rules, fail_max = self.rules, self.rules.failures or _NEVER
+            made = make(self, fail_max=fail_max, reset_timeout=rules.reset_ns / _NS, half_open=rules.half_open)
             with self:
                 self._breaker = self._breaker or made
         return self._breaker

@@ -7,7 +7,7 @@ refused, begun in the memory of this process, or begun nowhere; it ends where it
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from guarded._core.call import current
 from guarded.events.bus import Labelled
@@ -16,7 +16,6 @@ from guarded.stores.contract import Claim, IdempotentStore, Reply, Started
 from guarded.stores.health import Reported
 from guarded.stores.memory import MemoryStore
 
-_NOWHERE: Final = None
 ReplyT = TypeVar("ReplyT")
 
 
@@ -34,7 +33,9 @@ class Behind:
         self._health = store.health
         self._mode = mode
         self._memory = MemoryStore()
-        self._elsewhere: dict[str, MemoryStore | None] = {}  # by owner: where a run was begun in place of the store
+        self._elsewhere: dict[
+            str, MemoryStore | None
+        ] = {}  # by owner: where a run was begun in place of the store; None for nowhere
         self.durable = self._store.durable
         self.name: str = store.name
 
@@ -60,7 +61,7 @@ class Behind:
         """See `IdempotentStore.complete`."""
         if claim.owner in self._elsewhere:
             other = self._elsewhere.pop(claim.owner)
-            return other is _NOWHERE or other.complete(key, claim, payload)
+            return other is None or other.complete(key, claim, payload)
         return self._step(self._store.complete, key, claim, payload)
 
     async def complete_async(self, key: str, claim: Claim, payload: Any) -> bool:
@@ -73,7 +74,7 @@ class Behind:
         """See `IdempotentStore.renew`."""
         if claim.owner in self._elsewhere:
             other = self._elsewhere[claim.owner]
-            return other is _NOWHERE or other.renew(key, claim)
+            return other is None or other.renew(key, claim)
         return self._step(self._store.renew, key, claim)
 
     async def renew_async(self, key: str, claim: Claim) -> bool:
@@ -86,7 +87,7 @@ class Behind:
         """See `IdempotentStore.release`."""
         if claim.owner in self._elsewhere:
             other = self._elsewhere.pop(claim.owner)
-            return other is _NOWHERE or other.release(key, claim)
+            return other is None or other.release(key, claim)
         return self._step(self._store.release, key, claim)
 
     async def release_async(self, key: str, claim: Claim) -> bool:
@@ -97,7 +98,7 @@ class Behind:
 
     def _begin_elsewhere(self, key: str, claim: Claim) -> Reply[Any]:
         if self._mode == "open":
-            self._elsewhere[claim.owner] = _NOWHERE
+            self._elsewhere[claim.owner] = None
             return Started()
         reply = self._memory.begin(key, claim)
         if isinstance(reply, Started):

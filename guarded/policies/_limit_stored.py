@@ -9,7 +9,6 @@ learns of it at its next wait or checkpoint. While the store cannot be used the 
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +20,7 @@ from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.errors import Cancelled, DeadlineExceeded, Deadlock
 from guarded.policies._limit_core import KeyedPools, LimitSnapshot, Pool
 from guarded.policies._limit_lease import Lease, Leases
+from guarded.policies._limit_loan import Loan, holds_seat
 from guarded.policies._limit_shells import Needs
 from guarded.policies._limit_wait import Gate
 from guarded.stores import face_of
@@ -36,70 +36,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.004, 0.04, 1.5
 _KEEP = 1.0  # a place in the store's queue outlives so long a silence of its process
 
 
-class Loan:
-    """What one call has of a stored limit; in the place of the `Pool` that a call of a local limit uses.
-
-    Attributes:
-        seat: where callers of this process line up.
-        lease: in the store; None while it has none.
-        local: the pool of this process, where that had to do; None otherwise.
-    """
-
-    __slots__ = ("_home", "key", "lease", "local", "seat", "weight")
-
-    def __init__(self, home: StoredLimit, key: Key, weight: int, seat: Pool) -> None:
-        self._home = home
-        self.key = key
-        self.weight = weight
-        self.seat = seat
-        self.lease: Lease | None = None
-        self.local: Pool | None = None
-
-    @property
-    def held(self) -> int:
-        """Permits out, as the store said last."""
-        return self._home.held
-
-    @property
-    def limit(self) -> int:
-        """Permits there are."""
-        return self._home.size
-
-    @property
-    def queue(self) -> Any:
-        """Who waits in this process."""
-        return self.seat.queue
-
-    def give_back(self, weight: int) -> None:
-        """Return the permits; an event loop does not wait for it."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            if asyncio._get_running_loop() is None:
-                self._home.release(self.seat, lease)
-            else:
-                self._home.release_aside(self.seat, lease)
-        elif self.local is not None:
-            self.local.give_back(weight)
-
-    async def give_back_async(self) -> None:
-        """The same, waiting for the store to have heard."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            await self._home.release_async(self.seat, lease)
-        elif self.local is not None:
-            self.local.give_back(self.weight)
-
-    def depart(self) -> None:
-        """The call has done with it."""
-        self.seat.depart()
-        if self.local is not None:
-            self.local.depart()
-
-
 class StoredLimit(Gate):
     """The way to permits in a store, and back."""
 
-    __slots__ = ("_access", "_heads", "_seats", "_store", "held", "leases")
+    __slots__ = ("_access", "_heads", "_seats", "_store", "blocks", "held", "leases")
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -112,6 +52,7 @@ class StoredLimit(Gate):
         self._seats: Pool | KeyedPools = Pool(1, room) if options.key is None else KeyedPools(1, room)
         self._heads: dict[Pool, ThreadWaiter | TaskWaiter] = {}
         self.held = 0
+        self.blocks: list[Pool] = []  # loans of ``with`` blocks: one may be left where its context cannot be seen
 
     @property
     def size(self) -> int:
@@ -138,6 +79,7 @@ class StoredLimit(Gate):
         waiters.refuse_on_loop_thread(f"waiting for limit {self._limit.label!r}", self._limit.label)
         super()._tell_queued(call, loan.seat)
         super().enter(call, loan.seat, 1, priority, max_wait)
+        reply = None
         try:
             for pause in _pauses():
                 reply = self._access.ask(call, self._store.acquire, pledge, _KEEP)
@@ -165,6 +107,7 @@ class StoredLimit(Gate):
         during = self._before_waiting(call, loan.seat, max_wait)
         super()._tell_queued(call, loan.seat)
         await super().enter_async(call, loan.seat, 1, priority, max_wait)
+        reply = None
         try:
             for pause in _pauses():
                 reply = await self._access.ask_async(call, self._store.acquire_async, pledge, _KEEP)
@@ -216,7 +159,7 @@ class StoredLimit(Gate):
     def _before_waiting(self, call: Call, pool: Pool, max_wait: float) -> str:
         if self._limit.options.max_queue == 0:
             raise self._full(call, pool, "closed" if pool.closed else "queue_full", 0.0)
-        if _holds(call, pool):
+        if holds_seat(call, pool):
             label = self._limit.label
             raise Deadlock(
                 f"limit {label!r} is taken again inside itself with no permit free, so the wait might never end; "
@@ -298,6 +241,11 @@ class StoredLimit(Gate):
                 raise
             self._wake_head(seat)
 
+    def leave_any_block(self) -> None:
+        """A block was left, nobody knows which: end the latest."""
+        if self.blocks:
+            self.blocks.pop().give_back(1)
+
     def release_aside(self, seat: Pool, lease: Lease) -> None:
         """The same, beside the calls."""
 
@@ -330,18 +278,6 @@ class StoredLimit(Gate):
         """What this process holds, and who waits here."""
         seats = self._seats.snapshot(now)
         return LimitSnapshot(self.size, self.leases.permits, seats.queued, seats.oldest_wait, seats.keys)
-
-
-def _holds(call: Call | None, seat: Pool) -> bool:
-    """Whether a call, or one around it, holds permits that callers get at this seat."""
-    while call is not None:
-        node = call.held
-        while node is not None:
-            if isinstance(node[0], Loan) and node[0].seat is seat:
-                return True
-            node = node[1]
-        call = call.parent
-    return False
 
 
 def _pauses() -> Any:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, cast
 import redis
 from redis.asyncio import ConnectionPool as AsyncPool
 from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
@@ -266,5 +267,5 @@ async def _is_stale_async(connection: Any) -> bool:
 
 def _without_driver_info() -> dict[str, Any]:
     """Options that keep redis-py from introducing itself, which would take two round trips."""
-    parameters = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
+    parameters = inspect.signature(AbstractConnection.__init__).parameters
     return {"driver_info": None} if "driver_info" in parameters else {"lib_name": None, "lib_version": None}

@@ -61,11 +61,12 @@ class RedisStore:
                 problems.append(str(error))
         if not isinstance(prefix, str) or "{" in prefix or "}" in prefix:
             problems.append(f"prefix={prefix!r}: must be text without braces, which tell a cluster where keys live")
+        link = None
         try:
             link = Link(_for_redis_py(url), seconds.get("timeout", TIMEOUT))
         except ValueError as error:
             problems.append(f"url: {error}")
-        if problems:
+        if problems or link is None:
             raise StoreProblem("store: " + "; ".join(problems))
         self.prefix = prefix
         self.lease = seconds["lease"]
