@@ -133,7 +133,7 @@ class FunctionCall(Call):
     What every call looks at lies in slots: half the cost of a default on the class.
     """
 
-    __slots__ = ("attempt", "deadline", "function", "held", "parent", "spent", "token")
+    __slots__ = ("attempt", "deadline", "function", "held", "parent", "spent", "token", "turn")
 
 
 def call_maker(function: str) -> Callable[[Call | None], Call]:
@@ -143,7 +143,7 @@ def call_maker(function: str) -> Callable[[Call | None], Call]:
         call = FunctionCall()
         call.function = function
         call.parent = parent
-        call.attempt = call.held = call.spent = None
+        call.attempt = call.held = call.spent = call.turn = None
         if parent is None:
             call.deadline = call.token = None
         else:

@@ -96,15 +96,13 @@ def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext) -> Sy
     enter, priority_of, only = limit.gate.enter, needs.priority, (pool, None)
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        waited = -1.0
+        taken = False
         if not pool.slow:
             try:
-                pop()
-                waited = 0.0
+                taken = pop()
             except IndexError:
                 pass  # what is raised further down must not have this in its context
-        if waited < 0.0:
-            waited = enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
+        waited = 0.0 if taken else enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
         outer = call.held
         call.held = only if outer is None else (pool, outer)
         try:
@@ -150,15 +148,13 @@ def quick_async_shell(limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext
     enter, priority_of, only = limit.gate.enter_async, needs.priority, (pool, None)
 
     async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        waited = -1.0
+        taken = False
         if not pool.slow:
             try:
-                pop()
-                waited = 0.0
+                taken = pop()
             except IndexError:
                 pass
-        if waited < 0.0:
-            waited = await enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
+        waited = 0.0 if taken else await enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
         outer = call.held
         call.held = only if outer is None else (pool, outer)
         try:

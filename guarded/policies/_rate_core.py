@@ -7,7 +7,7 @@ repeat (`state` says how it is laid out). Invariant: what is admissible stays ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 Algorithm = Literal["sliding", "gcra", "leaky", "fixed"]
@@ -16,7 +16,14 @@ Mark: TypeAlias = Any  # how a meter finds an admission again: an int; a tuple o
 
 
 class Meter(Protocol):
-    """One key's count under one algorithm."""
+    """One key's count under one algorithm.
+
+    Attributes:
+        timed: whether an admission can be found again by its time too: that is as good a mark.
+    """
+
+    @property
+    def timed(self) -> bool: ...
 
     def take(self, now: int, cost: int) -> Mark | None:
         """Count `cost` at `now`, or change nothing and give None when that would be too much."""
@@ -28,6 +35,10 @@ class Meter(Protocol):
 
     def book(self, at: int, cost: int) -> Mark:
         """Count `cost` at `at`, which is not before anything counted so far."""
+        ...
+
+    def book_each(self, times: list[int]) -> None:
+        """Count one unit at each of `times`, in order, some of them perhaps before what was counted last."""
         ...
 
     def give_back(self, now: int, mark: Mark, cost: int) -> None:
@@ -70,10 +81,11 @@ class Meter(Protocol):
 class Joint:
     """Several windows at once, all or nothing. State: that of each window."""
 
-    __slots__ = ("_meters",)
+    __slots__ = ("_meters", "timed")
 
     def __init__(self, meters: tuple[Meter, ...]) -> None:
         self._meters = meters
+        self.timed = all(meter.timed for meter in meters)
 
     def take(self, now: int, cost: int) -> Mark | None:
         marks: list[Mark] = []
@@ -92,13 +104,22 @@ class Joint:
     def book(self, at: int, cost: int) -> Mark:
         return tuple([meter.book(at, cost) for meter in self._meters])
 
+    def book_each(self, times: list[int]) -> None:
+        for meter in self._meters:
+            meter.book_each(times)
+
     def give_back(self, now: int, mark: Mark, cost: int) -> None:
-        for meter, own in zip(self._meters, mark, strict=True):
+        for meter, own in self._marked(mark):
             meter.give_back(now, own, cost)
 
     def charge(self, now: int, mark: Mark, cost: int) -> None:
-        for meter, own in zip(self._meters, mark, strict=True):
+        for meter, own in self._marked(mark):
             meter.charge(now, own, cost)
+
+    def _marked(self, mark: Mark) -> Iterable[tuple[Meter, Mark]]:
+        """Each meter with its own mark."""
+        marks = mark if isinstance(mark, tuple) else (mark,) * len(self._meters)
+        return zip(self._meters, marks, strict=True)
 
     def newest(self) -> Mark:
         return tuple([meter.newest() for meter in self._meters])

@@ -19,6 +19,7 @@ from guarded._core import clock
 from guarded._core.keys import Key
 from guarded._core.monitor import Monitor, entered_again
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
+from guarded.policies._rate_advance import Advance
 from guarded.policies._rate_core import Mark, Meter
 from guarded.policies._rate_queue import Floor, Line, Ticket
 
@@ -79,7 +80,7 @@ class Lines(Monitor):
         take: ``(key, cost)``: admit at once, giving the mark, or change nothing and give None.
     """
 
-    __slots__ = ("_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew", "take")
+    __slots__ = ("_advance", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew", "take")
 
     def __init__(self, make: Callable[[Callable[[], int]], Meter], *, keyed: bool) -> None:
         super().__init__()
@@ -92,18 +93,51 @@ class Lines(Monitor):
         self._lines: dict[Key, Line] = {}
         self._ring: deque[Key] = deque()  # every key once, in the order in which they are looked at
         self._single = self._new_line()
+        self._advance = Advance(self._single.meter)
         self.take = self._make_take()
 
     def _make_take(self) -> Callable[[Key, int], Mark | None]:
-        def take_keyed(key: Key, cost: int) -> Mark | None:
-            with self:
-                now = self._now()
-                return self._line(key, now).take(now, cost)
+        if self._keyed:
+            return self._take_keyed
+        return self._take_with_passes() if self._single.meter.timed else self._quick_take()
 
-        return take_keyed if self._keyed else self._quick_take()
+    def _take_keyed(self, key: Key, cost: int) -> Mark | None:
+        with self:
+            now = self._now()
+            return self._line(key, now).take(now, cost)
+
+    def _take_with_passes(self) -> Callable[[Key, int], Mark | None]:
+        """`take` without keys, for meters that allow it: without the lock while there are passes."""
+        passes, note = self._advance.passes, self._advance.times.append
+        pop = passes.pop
+
+        def take(key: Key, cost: int) -> Mark | None:
+            if cost != 1 or not passes:
+                return self._take_single(cost)
+            try:
+                pop()
+            except IndexError:
+                return self._take_single(cost)
+            last = self._last  # before the clock is read, or another thread may make it later
+            now = clock.monotonic_ns() + self._skew
+            if now < last:
+                now = last
+            self._last = now
+            note(now)
+            return now
+
+        return take
+
+    def _take_single(self, cost: int) -> Mark | None:
+        with self:
+            now, line = self._now(), self._single
+            mark = line.take(now, cost)
+            if mark is not None and not line.queue and not self._floor.up:
+                self._advance.grant(now)
+            return mark
 
     def _quick_take(self) -> Callable[[Key, int], Mark | None]:
-        """`take` without keys: nothing to look up, and no call or note that can be spared."""
+        """`take` without keys for the other meters: nothing to look up, and no call or note that can be spared."""
         lock, line = self._entry, self._single
         acquire, release = lock.inner.acquire, lock.inner.release
         queue, floor, take_from_meter = line.queue, line.floor, line.meter.take
@@ -116,10 +150,7 @@ class Lines(Monitor):
                 raise entered_again()
             lock.busy = True
             try:
-                now = clock.monotonic_ns() + self._skew
-                if now < self._last:
-                    now = self._stand_still(now)
-                self._last = now
+                now = self._now()
                 mark = line.take(now, cost) if queue or floor.up else take_from_meter(now, cost)
             finally:
                 lock.busy = False
@@ -284,15 +315,13 @@ class Lines(Monitor):
         return tuple(self._lines.values()) if self._keyed else (self._single,)
 
     def _now(self) -> int:
+        last = self._advance.recall(self._last) if self._advance.open else self._last
         now = clock.monotonic_ns() + self._skew
-        if now < self._last:
-            now = self._stand_still(now)
+        if now < last:
+            self._skew += last - now
+            now = last
         self._last = now
         return now
-
-    def _stand_still(self, now: int) -> int:
-        self._skew += self._last - now
-        return self._last
 
     def _epoch(self) -> int:
         return int(clock.wall() * NS) - self._last

@@ -21,6 +21,8 @@ class Sliding:
 
     __slots__ = ("_check", "_costs", "_newest", "_times", "_total", "count", "window")
 
+    timed = True
+
     def __init__(self, count: int, window: int) -> None:
         self.count = count
         self.window = window
@@ -60,6 +62,16 @@ class Sliding:
         self._expire(at)
         self._add(at, cost)
         return at
+
+    def book_each(self, times: list[int]) -> None:
+        if not self._times or times[0] > self._times[-1]:
+            self._times.extend(times)
+            self._costs.extend((1,) * len(times))
+            self._total += len(times)
+            self._newest = times[-1]
+        else:
+            for at in times:
+                self._add(at, 1)
 
     def give_back(self, now: int, mark: Mark, cost: int) -> None:
         self._expire(now)
@@ -125,10 +137,11 @@ class Sliding:
         self._newest = self._times[-1]
 
     def _expire(self, now: int) -> None:
-        times, oldest = self._times, now - self.window
+        times, costs, oldest, gone = self._times, self._costs, now - self.window, 0
         while times and times[0] <= oldest:
             times.popleft()
-            self._total -= self._costs.popleft()
+            gone += costs.popleft()
+        self._total -= gone
         self._check = (times[0] if times else now) + self.window
 
 
@@ -141,6 +154,8 @@ class Gcra:
     """
 
     __slots__ = ("_booked", "_credit_of_one", "_tat", "burst", "count", "window")
+
+    timed = False
 
     def __init__(self, count: int, window: int, burst: int | None = None) -> None:
         self.count = count
@@ -173,6 +188,10 @@ class Gcra:
         self._tat = max(self._tat, at * self.count) + work
         self._booked += work
         return self._booked
+
+    def book_each(self, times: list[int]) -> None:
+        for at in times:
+            self.book(at, 1)
 
     def give_back(self, now: int, mark: Mark, cost: int) -> None:
         # What has drained is gone: giving it back would allow a burst on top of the burst. It drains in order, where
@@ -242,6 +261,8 @@ class Fixed:
 
     __slots__ = ("_end", "_epoch", "_used", "count", "window")
 
+    timed = False
+
     def __init__(self, count: int, window: int, epoch: Callable[[], int]) -> None:
         self.count = count
         self.window = window
@@ -264,6 +285,10 @@ class Fixed:
         end = self._end_at(at)
         self._used += cost
         return end
+
+    def book_each(self, times: list[int]) -> None:
+        for at in times:
+            self.book(at, 1)
 
     def give_back(self, now: int, mark: Mark, cost: int) -> None:
         if self._end_at(now) == mark:

@@ -38,14 +38,15 @@ class Needs:
         return key, self._rate.possible(self._cost(fn, args, kwargs))
 
 
-def quick_shell(policy: Rate, cost: int, proceed: SyncNext) -> SyncNext:
+def quick_shell(policy: Rate, cost: int, site: Site, proceed: SyncNext) -> SyncNext:
     """No key, always the same cost."""
-    take, wait = policy.lines.take, policy.gate.enter
+    enter = policy.gate.enter_by_turns if waits_outside(site) else policy.gate.enter
+    take = policy.lines.take
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        mark = take(_NO_KEY, cost)
+        mark = take(_NO_KEY, cost) if call.turn is None else None
         if mark is None:
-            mark = wait(call, _NO_KEY, cost, policy.max_wait)
+            mark = enter(call, _NO_KEY, cost, policy.max_wait)
         outer = call.spent
         call.spent = spent = [policy, _NO_KEY, mark, cost, outer]
         try:
@@ -60,7 +61,7 @@ def quick_shell(policy: Rate, cost: int, proceed: SyncNext) -> SyncNext:
 
 
 def full_shell(policy: Rate, needs: Needs, site: Site, proceed: SyncNext) -> SyncNext:
-    """Keys, costs by the arguments, streams, and rates directly inside a limit."""
+    """Keys, costs by the arguments, and streams."""
     enter = policy.gate.enter_by_turns if waits_outside(site) else policy.gate.enter
     take, is_stream = policy.lines.take, site.is_stream
 
@@ -83,14 +84,15 @@ def full_shell(policy: Rate, needs: Needs, site: Site, proceed: SyncNext) -> Syn
     return shell
 
 
-def quick_async_shell(policy: Rate, cost: int, proceed: AsyncNext) -> AsyncNext:
+def quick_async_shell(policy: Rate, cost: int, site: Site, proceed: AsyncNext) -> AsyncNext:
     """`quick_shell` for coroutine functions."""
-    take, wait = policy.lines.take, policy.gate.enter_async
+    enter = policy.gate.enter_by_turns_async if waits_outside(site) else policy.gate.enter_async
+    take = policy.lines.take
 
     async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        mark = take(_NO_KEY, cost)
+        mark = take(_NO_KEY, cost) if call.turn is None else None
         if mark is None:
-            mark = await wait(call, _NO_KEY, cost, policy.max_wait)
+            mark = await enter(call, _NO_KEY, cost, policy.max_wait)
         outer = call.spent
         call.spent = [policy, _NO_KEY, mark, cost, outer]
         try:

@@ -28,7 +28,6 @@ from guarded.policies._rate_options import RateOptions
 from guarded.policies._rate_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._rate_wait import Gate
 from guarded.policies._store_option import WhenStoreFails
-from guarded.policies._turns import waits_outside
 
 if TYPE_CHECKING:
     from guarded.policies._rate_stored import StoredRate
@@ -114,7 +113,7 @@ class Rate(Policy[RateOptions]):
         if self.stored is not None:
             return self.stored.shell(site, proceed)
         if self._is_quick(site) and self._cost is not None:
-            return quick_shell(self, self._cost, proceed)
+            return quick_shell(self, self._cost, site, proceed)
         return full_shell(self, Needs(self, site.wrapped), site, proceed)
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
@@ -122,11 +121,11 @@ class Rate(Policy[RateOptions]):
         if self.stored is not None:
             return self.stored.async_shell(site, proceed)
         if self._is_quick(site) and self._cost is not None:
-            return quick_async_shell(self, self._cost, proceed)
+            return quick_async_shell(self, self._cost, site, proceed)
         return full_async_shell(self, Needs(self, site.wrapped), site, proceed)
 
     def _is_quick(self, site: Site) -> bool:
-        return self.options.key is None and not site.is_stream and not waits_outside(site)
+        return self.options.key is None and not site.is_stream
 
     def possible(self, cost: int) -> int:
         """`cost` itself; ValueError when it is above what can ever be admitted."""
