@@ -104,11 +104,20 @@ def run(block: Block, page: Path, namespace: dict[str, Any]) -> None:
     exec(compile(tree, str(page), "exec", dont_inherit=True), namespace)
 
 
-@pytest.mark.parametrize("page", with_code("python"), ids=title)
+def in_real_time(page: Path) -> bool:
+    """Whether the page says that its code needs real time."""
+    return "<!-- real time: " in page.read_text("utf-8")
+
+
+def marked(page: Path) -> Any:
+    """The page as a parameter, marked where it needs real time."""
+    return pytest.param(page, id=title(page), marks=pytest.mark.real_clock if in_real_time(page) else ())
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in with_code("python")])
 def test_the_code_of_a_page_runs(page: Path, page_module: types.ModuleType, tmp_path: Path) -> None:
     """Each python block runs after those before it, and what it asserts holds."""
-    real = "<!-- real time: " in page.read_text("utf-8")
-    with nullcontext() if real else virtual_time():
+    with nullcontext() if in_real_time(page) else virtual_time():
         for block in blocks_of(page):
             if block.kind == "yaml":
                 (tmp_path / "guarded.yaml").write_text(block.code, "utf-8")
