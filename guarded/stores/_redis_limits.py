@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final
 
-from guarded._core import clock
 from guarded.stores._redis_link import Script, Word
+from guarded.stores._redis_memory import Memories
 from guarded.stores.contract_limit import Full, Granted, Pledge
 
 if TYPE_CHECKING:
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 _US = 1_000_000
 _SCRIPT: Final = Script("limit")
-_FEW: Final = 1000
 
 
 class RedisLimits:
@@ -24,8 +22,7 @@ class RedisLimits:
         self._prefix = f"{store.prefix}limit:"
         self._link = store.link
         self.name = store.name
-        self._memories: dict[Hashable, tuple[bytes, float]] = {}  # of pools and of owners, and when it was heard of
-        self._tidy_at = _FEW
+        self._memories = Memories()
 
     def acquire(self, pledge: Pledge, keep: float) -> Granted | Full:
         """See `LimitStore.acquire`."""
@@ -46,12 +43,12 @@ class RedisLimits:
 
     def release(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
-        self._memories.pop(pledge.owner, None)
+        self._memories.forget(pledge.owner)
         return bool(self._link.run(_SCRIPT, self._keys(pledge.pool), ["release", pledge.owner]))
 
     async def release_async(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
-        self._memories.pop(pledge.owner, None)
+        self._memories.forget(pledge.owner)
         return bool(await self._link.run_async(_SCRIPT, self._keys(pledge.pool), ["release", pledge.owner]))
 
     def look(self, pool: tuple[str, str]) -> tuple[int, int]:
@@ -65,10 +62,7 @@ class RedisLimits:
         return held, waiting
 
     def _step(self, step: str, pledge: Pledge, *more: Word) -> tuple[Script, list[str], list[Word]]:
-        # A holder goes by what was known when it was last heard of, whatever others have learned since.
-        known, at = self._memories.get(pledge.owner if step == "renew" else pledge.pool, (b"", 0.0))
-        if known and clock.monotonic() - at >= pledge.lease:
-            known = b""  # the server may have forgotten by itself that anybody held
+        known = self._memories.known(pledge.owner if step == "renew" else pledge.pool)
         given: list[Word] = [step, pledge.owner, int(pledge.lease * _US), pledge.permits, known, *more]
         return _SCRIPT, self._keys(pledge.pool), given
 
@@ -83,19 +77,7 @@ class RedisLimits:
         return bool(reply[0])
 
     def _note(self, pledge: Pledge, memory: bytes, *, holds: bool) -> None:
-        """Which memory the server has now; after a lease it need not be known any more."""
-        now = clock.monotonic()
-        memories = self._memories
-        memories[pledge.pool] = memory, now
-        if holds:
-            memories[pledge.owner] = memory, now
-        else:
-            memories.pop(pledge.owner, None)
-        if len(memories) > self._tidy_at:
-            old = [known for known, (_, at) in tuple(memories.items()) if now - at >= pledge.lease]
-            for known in old:
-                memories.pop(known, None)
-            self._tidy_at = 2 * len(memories) + _FEW
+        self._memories.note(pledge.pool, pledge.owner, memory, pledge.lease, holds=holds)
 
     def _keys(self, pool: tuple[str, str]) -> list[str]:
         key = f"{self._prefix}{{{pool[0]}}}:{pool[1]}"

@@ -266,6 +266,35 @@ def test_a_flushed_server_grants_nothing_until_it_knows_the_holders_again(own_va
     store.close()
 
 
+def test_a_flushed_server_starts_no_key_that_may_be_running(own_valkey: Any) -> None:
+    """FLUSHALL while a key runs: another process that asks for it waits, and gets the one result."""
+    store = opened(own_valkey.url, timeout=2.0)
+    runs: list[str] = []
+
+    def charging(name: str) -> Any:
+        def charge(order: str) -> str:
+            runs.append(name)
+            time.sleep(1.5)
+            return name
+
+        charge.__qualname__ = "charge"
+        return idempotent("order", store=store, lease=0.6)(charge)
+
+    got: list[str] = []
+    threads = [threading.Thread(target=lambda: got.append(charging("one")("a")))]
+    threads[0].start()
+    time.sleep(0.1)
+    with own_valkey.client() as client:
+        client.flushall()
+    threads.append(threading.Thread(target=lambda: got.append(charging("two")("a"))))
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert runs == ["one"]
+    assert got == ["one", "one"]
+    store.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", ["cut", "lose", "half-close"])
 @pytest.mark.parametrize("kind", KINDS)

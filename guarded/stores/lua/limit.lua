@@ -64,7 +64,7 @@ local function remember(lease, known)
   end
   local differs = known ~= '' and known ~= memory
   if differs then redis.call('HSETNX', marker, 'quiet', now + lease) end
-  redis.call('PEXPIRE', marker, 2 * math.ceil(lease / 1000) + 1)
+  redis.call('PEXPIRE', marker, math.max(2 * math.ceil(lease / 1000) + 1, redis.call('PTTL', marker)))
   return memory, differs, tonumber(redis.call('HGET', marker, 'quiet') or 0)
 end
 
