@@ -81,7 +81,7 @@ def test_a_seed_makes_the_draws_the_same() -> None:
         hit: list[bool] = []
         with virtual_time() as time, inject(body, fault=KeyError, latency=(1, 3), rate=0.25, seed=7):
             before = time.monotonic()
-            for _ in range(400):
+            for _ in range(100):
                 try:
                     body()
                     hit.append(False)
@@ -95,8 +95,8 @@ def test_a_seed_makes_the_draws_the_same() -> None:
 
     first, seconds = run()
     assert (first, seconds) == run()
-    assert 70 <= sum(first) <= 130
-    assert seconds == pytest.approx(2 * sum(first), rel=0.1)
+    assert 15 <= sum(first) <= 35
+    assert seconds == pytest.approx(2 * sum(first), rel=0.2)
 
 
 @pytest.mark.parametrize("target", ["circuit", "gateway", None])
