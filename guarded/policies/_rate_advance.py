@@ -54,9 +54,10 @@ class Advance:
         times = self.times[:]
         del self.times[: len(times)]
         if times:
-            times.sort()
+            if times[0] < last or sorted(times) != times:  # where the clock goes back, no time passes
+                times = [last := max(last, time) for time in times]
             self._meter.book_each(times)
-            last = max(last, times[-1])
+            last = times[-1]
         self._count_missing(len(self._missing) + taken - len(times), last)
         self.open = bool(self._missing)
         return last

@@ -108,23 +108,21 @@ class Lines(Monitor):
 
     def _take_with_passes(self) -> Callable[[Key, int], Mark | None]:
         """`take` without keys, for meters that allow it: without the lock while there are passes."""
-        passes, note = self._advance.passes, self._advance.times.append
-        pop = passes.pop
+        pop, note = self._advance.passes.pop, self._advance.times.append
 
         def take(key: Key, cost: int) -> Mark | None:
-            if cost != 1 or not passes:
-                return self._take_single(cost)
-            try:
-                pop()
-            except IndexError:
-                return self._take_single(cost)
-            last = self._last  # before the clock is read, or another thread may make it later
-            now = clock.monotonic_ns() + self._skew
-            if now < last:
-                now = last
-            self._last = now
-            note(now)
-            return now
+            if cost == 1:
+                try:
+                    pop()
+                except IndexError:
+                    pass  # what is raised further down must not have this in its context
+                else:
+                    now = clock.monotonic_ns()
+                    if self._skew:
+                        now += self._skew
+                    note(now)
+                    return now
+            return self._take_single(cost)
 
         return take
 
