@@ -36,6 +36,7 @@ __all__ = [
     "compile_key",
     "digest",
     "fingerprint",
+    "key_parameters",
     "key_problem",
     "one_shot",
 ]
@@ -164,6 +165,15 @@ def compile_argument(key: Any, fn: Fn, option: str) -> Argument:
         return _from_template(_parse(key), binder) if isinstance(key, str) else _from_callable(key, binder)
     except ValueError as error:
         raise ValueError(f"{option}={_shown(key)}: {error}") from None
+
+
+def key_parameters(key: str | Callable[..., object]) -> set[str]:
+    """Names of the parameters that a key is taken from; of a callable, all that it names."""
+    if isinstance(key, str):
+        return {part[0] for part in _parse(key) if not isinstance(part, str)}
+    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(key).parameters.values()
+    return {parameter.name for parameter in found if parameter.kind not in collecting}
 
 
 def _parse(key: str) -> list[str | Path]:

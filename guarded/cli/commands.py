@@ -1,4 +1,4 @@
-"""check, schema, explain, show.
+"""check, schema, explain, show; top and simulate have modules of their own.
 
 Results go to standard output, the rest to standard error. Exit status: 0, or 2 when a file, a name or an argument is
 wrong.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from math import isinf
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,13 +20,15 @@ from rich.text import Text
 
 from guarded import events
 from guarded._core.registry import registry
+from guarded.cli._shell import WIDTH, here, problems_exit
+from guarded.cli.simulate import simulate_command
+from guarded.cli.top import top_command
 from guarded.config import document, loader, references, report, schema
 from guarded.config.plan import Plan
-from guarded.errors import ConfigError, PolicyNotFound
+from guarded.errors import ConfigError
 from guarded.stack import Explanation, explain, option_rows
 
 DEFAULT_FILE = Path("guarded.yaml")
-_WIDTH = 160  # of tables that go into a pipe or a file
 
 app = typer.Typer(
     help="Check, explain and show the policies of guarded.",
@@ -56,7 +57,7 @@ def check_command(
 ) -> None:
     """Check files: status 0, or 2 and every problem."""
     sources = files or [DEFAULT_FILE]
-    with _here():
+    with here():
         plan, _ = loader.judge(sources, allow, registry)
         problems = list(plan.problems)
         if targets:
@@ -103,7 +104,7 @@ def explain_command(
 
     With the worst case, and what looks wrong.
     """
-    with _here(), _problems_exit():
+    with here(), problems_exit():
         target: Any = references.resolve_reference(subject, allow) if ":" in subject else subject
         _load(file, allow)
         found = explain(target)
@@ -139,14 +140,14 @@ def show_command(files: Files = None, allow: Allow = None, as_json: AsJson = Fal
     Layers in order, values, and the line each layer stands at.
     """
     sources = files or [DEFAULT_FILE]
-    with _here(), _problems_exit():
+    with here(), problems_exit():
         plan, _ = loader.judge(sources, allow, registry)
         if plan.problems:
             raise ConfigError(report.in_order(plan.problems))
     if as_json:
         typer.echo(json.dumps(_plan_as_dict(plan), ensure_ascii=False, indent=2, default=str))
         return
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(_plan_as_table(plan))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(_plan_as_table(plan))
 
 
 def _plan_as_table(plan: Plan) -> Table:
@@ -198,23 +199,9 @@ def _load(file: Path | None, allow: Sequence[str] | None) -> None:
         loader.load(file or DEFAULT_FILE, allow=allow)
 
 
-@contextmanager
-def _here() -> Iterator[None]:
-    """Find modules in the working directory, as ``python -m`` does and an installed script does not."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    yield
-
-
-@contextmanager
-def _problems_exit() -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, PolicyNotFound, references.BadReference, TypeError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-
-
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+app.command("top")(top_command)
+app.command("simulate")(simulate_command)

@@ -78,7 +78,9 @@ class Server:
         self._app = app
         host, port = server.server_address[:2]
         self.url = f"http://{host!s}:{port}/"
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="guarded-dashboard", daemon=True)
+        self._thread = threading.Thread(
+            target=server.serve_forever, args=(0.05,), name="guarded-dashboard", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -81,9 +81,9 @@ class Site:
         return {**self.watch.state(), "acts": self.access.token is not None, "interval": self.interval}
 
     def news(self, reader: Reader) -> bytes:
-        """The next piece of a stream."""
+        """The next piece of a stream: events, when there are any, then how things stand after them."""
         found = reader.news()
-        return as_event("state", self.document()) + (as_event("events", found) if found else b"")
+        return (as_event("events", found) if found else b"") + as_event("state", self.document())
 
 
 @cache
