@@ -87,6 +87,9 @@ class CancelToken:
     @classmethod
     def any(cls, *tokens: CancelToken) -> CancelToken:
         """A token that fires as soon as one of `tokens` does, with its reason; cancelling it leaves them alone."""
+        for token in tokens:
+            if not isinstance(token, CancelToken):
+                raise TypeError(f"CancelToken.any: give tokens, not {token!r}")
         combined = CancelToken()
         ref = weakref.ref(combined)  # a long-lived source must not keep every token that was made from it
         for source in tokens:
@@ -141,6 +144,8 @@ class CancelToken:
 
         A token from `after` does not call back when its time comes: nobody runs then. The waits know its time.
         """
+        if not callable(callback):
+            raise TypeError(f"on_cancel: callback={callback!r} is not callable")
         registration = Registration(self, callback)
         self._registrations[registration] = None
         if self.cancelled and self._take(registration):  # looked at only now: `cancel` may run at any point of this

@@ -176,7 +176,7 @@ class PolicyNotFound(GuardedError, LookupError):
     """No policy or stack of that name is registered; the message lists near matches."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
-        near = difflib.get_close_matches(name, list(known), n=3)
+        near = difflib.get_close_matches(str(name), list(known), n=3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "load the file or define the policy first"
         super().__init__(f"no policy or stack is named {name!r}: {hint}")
         self.name = name

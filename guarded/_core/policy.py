@@ -64,6 +64,13 @@ class Site:
         return self.layers[self.index + 1 :]
 
 
+def name_problem(name: Any) -> str | None:
+    """What is wrong with a ``name`` option, or None."""
+    if name is None or (isinstance(name, str) and name):
+        return None
+    return f"name={name!r}: must be a text that is not empty"
+
+
 class Policy(Generic[OptionsT]):
     """One rule with its options and its shared state; decorates callables.
 
@@ -80,6 +87,8 @@ class Policy(Generic[OptionsT]):
     kind: ClassVar[str]
 
     def __init__(self, options: OptionsT, *, name: str | None = None) -> None:
+        if problem := name_problem(name):
+            raise ValueError(f"{self.kind}: {problem}")
         self.options = options
         self.name = name
         self.place = caller_place()

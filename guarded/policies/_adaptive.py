@@ -11,7 +11,7 @@ https://github.com/Netflix/concurrency-limits; where this differs, a comment say
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from sys import float_info
 from typing import Any, Literal, Protocol
 
 from guarded._core.durations import Duration, parse_duration
@@ -183,7 +183,7 @@ def adaptive(
     }
     given = {option: value for option, value in given.items() if value is not None}
     problems = _bounds_problems(initial, min_limit, max_limit)
-    if algorithm not in _OWN:
+    if not isinstance(algorithm, str) or algorithm not in _OWN:
         problems.append(f"algorithm={algorithm!r}: must be 'aimd' or 'gradient2'")
     else:
         problems += [f"{option}={value!r}: is no option of {algorithm!r}" for option, value in given.items()
@@ -218,7 +218,7 @@ def _own_problems(option: str, value: Any) -> list[str]:
         return []
     if option in ("window", "headroom"):
         return [] if _is_count(value) else [f"{option}={value!r}: must be a whole number from 1 up"]
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= float_info.max
     rule, right = {
         "backoff": ("at least 0.5 and less than 1", number and 0.5 <= value < 1),
         "smoothing": ("more than 0 and at most 1", number and 0 < value <= 1),

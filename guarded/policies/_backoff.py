@@ -8,7 +8,7 @@ taken as they are. Seconds throughout; randomness comes in as an argument.
 from __future__ import annotations
 
 import itertools
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -18,6 +18,7 @@ from guarded._core.durations import Duration, parse_duration
 
 Jitter: TypeAlias = Literal["full", "equal", "decorrelated", "none"]
 Given: TypeAlias = tuple[float, ...] | Callable[[int], Duration] | None
+_LARGEST = sys.float_info.max  # ints may be larger than any float
 Random: TypeAlias = Callable[[], float]  # uniform over 0 <= x < 1, like random.random
 
 
@@ -119,7 +120,7 @@ def read_given(given: Any, retries: int) -> Given:
         raise ValueError(f"backoff={given!r}: must be a function or a sequence of delays")
     delays = tuple(
         parse_duration(delay, option=f"backoff[{index}]", allow_zero=True)
-        for index, delay in enumerate(itertools.islice(given, max(1, retries)))
+        for index, delay in enumerate(itertools.islice(given, min(max(1, retries), sys.maxsize)))
     )
     if not delays:
         raise ValueError("backoff: must hold at least one delay")
@@ -128,6 +129,6 @@ def read_given(given: Any, retries: int) -> Given:
 
 def factor_problem(factor: Any) -> str | None:
     """What is wrong with a ``factor`` option, or None."""
-    if isinstance(factor, (int, float)) and not isinstance(factor, bool) and math.isfinite(factor) and factor >= 1:
+    if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 1 <= factor <= _LARGEST:
         return None
     return f"factor={factor!r}: must be a finite number of at least 1"

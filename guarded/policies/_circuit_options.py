@@ -8,6 +8,7 @@ from typing import Any
 
 from guarded._core.breaker import defaults_of, owner_of
 from guarded._core.durations import parse_duration, parse_duration_ns
+from guarded._core.policy import name_problem
 from guarded.policies import _matching
 from guarded.policies._circuit_terms import Rules
 from guarded.policies._circuit_windows import MAX_CALLS
@@ -49,7 +50,8 @@ class CircuitOptions:
     @classmethod
     def checked(cls, name: str, given: dict[str, Any]) -> CircuitOptions:
         """The options, or one ValueError that names every wrong one."""
-        found: list[str] = []
+        problem = "name=None: must be a text" if name is None else name_problem(name)
+        found = [problem] if problem else []
         values = _with_defaults(given, found)
         owner = owner_of(given["breaker"])
         if owner not in (None, name):
@@ -58,6 +60,8 @@ class CircuitOptions:
         _check_window(given, values, found)
         for option in ("slow_call", "reset_after", "max_reset_after", "trial_timeout"):
             values[option] = _duration(option, values[option], found)
+        if given["trial_timeout"] is None:
+            found.append("trial_timeout=None: must be a duration, or one hung trial would block recovery for ever")
         reset_after, most = values["reset_after"], values["max_reset_after"]
         if reset_after is not None and most is not None and most < reset_after:
             found.append(f"max_reset_after={given['max_reset_after']!r}: must not be below reset_after={reset_after:g}")

@@ -92,6 +92,7 @@ class AsyncShell:
             elif run.claimed:
                 self._conduct.release_later(run)
             self._conduct.runs.settle(run, Neutral(error))
+        run.task = None  # task → context → call → run → task is a cycle
 
     async def _wait(self, run: Run, call: Call, waiter: TaskWaiter, leads: bool) -> None:
         runs = self._conduct.runs

@@ -7,6 +7,7 @@ A trickle of retries is free, so that callers with little traffic can retry at a
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ def _checked(ratio: Any, min_per_second: Any) -> RetryBudgetOptions:
     found = []
     if not _is_number(ratio) or not 0 <= ratio <= 1:
         found.append(f"ratio={ratio!r}: must be a ratio from 0 to 1")
-    if not _is_number(min_per_second) or not 0 <= min_per_second < math.inf:
+    if not _is_number(min_per_second) or not 0 <= min_per_second <= sys.float_info.max:
         found.append(f"min_per_second={min_per_second!r}: must be a finite number of at least 0")
     if not found and ratio == min_per_second == 0:
         found.append("ratio=0, min_per_second=0: allows no retry at all; use retry(retries=0)")

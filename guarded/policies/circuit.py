@@ -373,7 +373,7 @@ def circuit(
         >>> gateway.state
         'open'
     """
-    if not isinstance(name, str) or not name:
+    if callable(name):
         raise TypeError(f"circuit: name={name!r}: must be a name, as in @circuit('gateway')")
     given = {option: value for option, value in locals().items() if option != "name"}
     policy = registry.intern(Circuit(CircuitOptions.checked(name, given), name=name))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from guarded._core import clock
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
-from guarded._core.keys import Key, amount_problem, canonical
+from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
@@ -245,13 +245,17 @@ class Limit(Blocks):
             raise TypeError(f"{self!r} has a budget for each key: give a key" if keyed else f"{self!r} has no keys")
         if weight is None:
             weight = self._weight
-        elif problem := amount_problem(weight):
-            raise ValueError(f"weight={weight!r}: {problem}")
+        elif not is_whole(weight, 1):
+            raise ValueError(f"weight={weight!r}: must be a whole number from 1 up")
         if weight is None:
             raise TypeError(f"{self!r} weighs calls by their arguments: give a weight")
+        if priority is None:
+            priority = self._priority
+        elif not is_whole(priority, -inf):
+            raise ValueError(f"priority={priority!r}: must be a whole number")
         max_wait = self.max_wait if timeout is None else parse_duration(timeout, option="timeout", allow_zero=True)
         pool = self.pool_for(key if key is None or isinstance(key, str) else canonical(key), weight)
-        return Claim(current.get() or Scope(), pool, weight, self._priority if priority is None else priority, max_wait)
+        return Claim(current.get() or Scope(), pool, weight, priority, max_wait)
 
     def _permit(self, claim: Claim, waited: float) -> Permit:
         permit = Permit(claim.pool, claim.weight)

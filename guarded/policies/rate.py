@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
 from guarded._core.fork import after_fork
-from guarded._core.keys import Key, amount_problem, canonical
+from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
+from guarded.policies._limit_options import is_whole
 from guarded.policies._rate_core import Algorithm
 from guarded.policies._rate_hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
 from guarded.policies._rate_lines import Lines
@@ -288,8 +289,8 @@ class Rate(Policy[RateOptions]):
             if self._cost is None:
                 raise TypeError(f"{self!r} takes the cost from the arguments of a call: give a cost")
             return self._cost
-        if problem := amount_problem(cost):
-            raise ValueError(f"cost={cost!r}: {problem}")
+        if not is_whole(cost, 1):
+            raise ValueError(f"cost={cost!r}: must be a whole number from 1 up")
         return self.possible(cost)
 
     def _patience(self, timeout: Duration | None) -> float:

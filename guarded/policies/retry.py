@@ -31,6 +31,8 @@ from guarded.policies._retry_run import Done, Layer, Run
 
 __all__ = ["Done", "Retry", "RetryBudget", "retry"]
 
+_SUMMED = 10_000  # delays that the worst case adds up one by one
+
 
 def _pause(run: Run, delay: float, failed: Exception | None, result: Any) -> Done[Any] | None:
     """Wait, then ask the hook: a Done ends the call, None lets the next attempt start."""
@@ -192,9 +194,12 @@ class Retry(Policy[RetryOptions]):
         options, law = self.options, self.options.law
         asked = options.max_retry_after if options.retry_after else 0.0
         delays = 0.0
-        for failed in range(1, options.retries + 1):
+        for failed in range(1, min(options.retries, _SUMMED) + 1):
             longest = law.longest(failed)
             delays += inf if longest is None else max(longest, asked)
+        if options.retries > _SUMMED:  # by then all are as long as the last
+            longest = law.longest(options.retries)
+            delays += (options.retries - _SUMMED) * (inf if longest is None else max(longest, asked))
         return calls * (options.retries + 1), seconds * (options.retries + 1) + delays
 
     def warn_of_freeze(self, site: Site) -> None:

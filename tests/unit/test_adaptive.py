@@ -15,6 +15,8 @@ from guarded.policies._adaptive import Adaptive, Aimd, Gradient2, adaptive
     ("options", "names"),
     [
         ({"algorithm": "vegas"}, ["algorithm='vegas'"]),
+        ({"algorithm": ["aimd"]}, ["algorithm=['aimd']"]),
+        ({"smoothing": 10**400, "tolerance": 10**400}, ["smoothing=1000", "tolerance=1000"]),
         ({"initial": 0}, ["initial=0"]),
         ({"initial": True}, ["initial=True"]),
         ({"min_limit": 0.5}, ["min_limit=0.5"]),

@@ -403,3 +403,13 @@ def test_a_fired_token_keeps_guarded_calls_from_starting() -> None:
         queued()
     assert calls == []
     assert db.snapshot().queued == 0
+
+
+def test_what_is_no_callback_or_token_is_refused_at_once() -> None:
+    """Not only when the token fires, in whoever cancels."""
+    token = CancelToken()
+    with pytest.raises(TypeError, match="callback=None is not callable"):
+        token.on_cancel(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give tokens, not 'stop'"):
+        CancelToken.any(token, "stop")  # type: ignore[arg-type]
+    assert token.cancel()

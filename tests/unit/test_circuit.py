@@ -457,6 +457,10 @@ def test_a_name_is_needed() -> None:
         @circuit  # type: ignore[arg-type]
         def run() -> None: ...
 
+    for name in (None, "", 3, ["gateway"]):
+        with pytest.raises(ValueError, match=r"circuit: name=.*: must be .*; failures=0: "):
+            circuit(name, failures=0)  # type: ignore[arg-type]
+
 
 # Options
 
@@ -486,6 +490,7 @@ def test_a_name_is_needed() -> None:
         ({"reset_after": 60, "max_reset_after": 30}, ["max_reset_after=30", "reset_after=60"]),
         ({"half_open": 0}, ["half_open=0"]),
         ({"trial_timeout": "never"}, ["trial_timeout='never'"]),
+        ({"trial_timeout": None}, ["trial_timeout=None"]),
         ({"on": ()}, ["on=()"]),
         ({"on": 5}, ["on=5"]),
         ({"ignore": KeyboardInterrupt}, ["ignore=KeyboardInterrupt"]),

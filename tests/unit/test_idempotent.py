@@ -984,6 +984,28 @@ def test_a_failed_call_leaves_no_cycle() -> None:
         gc.enable()
 
 
+def test_a_finished_run_leaves_no_cycle() -> None:
+    """A run led by a task refers to the task, and the task's context to the run: no work for the garbage collector."""
+
+    @idempotent("key")
+    async def work(key: int) -> int:
+        await asyncio.sleep(0)
+        return key
+
+    async def main() -> int:
+        await work(-1)
+        gc.collect()
+        for key in range(10):
+            assert await work(key) == key
+        return gc.collect()
+
+    gc.disable()
+    try:
+        assert asyncio.run(main()) == 0
+    finally:
+        gc.enable()
+
+
 class Quiet(Exception):
     """What `_raise_async` raises."""
 

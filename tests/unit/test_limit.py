@@ -1167,3 +1167,14 @@ def test_an_adaptive_stream_learns_from_its_first_item() -> None:
         list(items(2))
         assert policy.snapshot().limit == 9
     assert at_rest(policy)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"weight": "w"}, {"weight": 0}, {"weight": True}, {"priority": "p"}, {"priority": 0.5}]
+)
+def test_a_permit_by_hand_takes_whole_numbers(wrong: dict[str, Any]) -> None:
+    """There are no arguments to take a weight or a priority from, nor is it noticed only once the limit is full."""
+    policy = limit(2)
+    with pytest.raises(ValueError, match=r"(weight|priority)=.*: must be a whole number"):
+        policy.acquire(**wrong)
+    assert at_rest(policy)

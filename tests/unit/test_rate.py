@@ -470,3 +470,13 @@ if child:
 os._exit(0 if limited.peek().queued == 0 and not limited.try_acquire() else 3)
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("cost", ["cost", "{cost}", 0, True, 1.5, len])
+def test_a_cost_by_hand_is_a_whole_number(cost: Any) -> None:
+    """There are no arguments to take it from."""
+    policy = rate("5/s")
+    for take in (policy.acquire, policy.try_acquire, policy.reserve, policy.peek):
+        with pytest.raises(ValueError, match=r"cost=.*: must be a whole number from 1 up"):
+            take(cost)
+    assert policy.peek().free == 5

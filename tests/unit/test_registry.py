@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from guarded import PolicyConflict, PolicyNotFound, deadline, guard, registry
+from guarded import (
+    PolicyConflict,
+    PolicyNotFound,
+    RetryBudget,
+    deadline,
+    fallback,
+    guard,
+    hedge,
+    idempotent,
+    limit,
+    rate,
+    registry,
+    retry,
+)
 from guarded._core.policy import Policy
 
 
@@ -16,6 +30,33 @@ def test_the_same_name_and_options_is_the_same_object() -> None:
     """Two modules that name the same policy share it."""
     assert deadline(5, name="total") is deadline("5s", name="total")
     assert registry["total"] is deadline(5, name="total")
+
+
+@pytest.mark.parametrize("name", ["", 3, True, b"total", ["total"], {}])
+def test_a_name_is_text(name: Any) -> None:
+    """A name that is none is told as a wrong option of every policy, and registers nothing."""
+    makers: list[Callable[[], object]] = [
+        lambda: limit(1, name=name),
+        lambda: rate("1/s", name=name),
+        lambda: retry(name=name),
+        lambda: RetryBudget(name=name),
+        lambda: deadline(5, name=name),
+        lambda: idempotent(key="x", name=name),
+        lambda: fallback(None, name=name),
+        lambda: hedge(1, name=name),
+        lambda: guard("total", name=name),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match=r"name=.*: must be a text that is not empty"):
+            make()
+    assert len(registry) == 0
+
+
+def test_what_is_no_name_is_not_found() -> None:
+    """The same error as for a name that nobody has given."""
+    deadline(5, name="total")
+    with pytest.raises(PolicyNotFound, match="no policy or stack is named 3"):
+        registry[3]  # type: ignore[index]
 
 
 def test_other_options_under_a_name_conflict_and_both_places_are_named() -> None:

@@ -1046,6 +1046,11 @@ def test_a_policy_takes_new_options_in_place(drive: Drive) -> None:
     assert drive(body, policy) == 1
 
 
+def test_more_retries_than_a_list_could_hold_may_have_a_sequence() -> None:
+    """Only as many delays are read as there are."""
+    assert retry(retries=10**30, backoff=[1, 2]).options.backoff == (1, 2)
+
+
 def test_worst_case_counts_attempts_and_the_longest_delays() -> None:
     """For explain(): a server may ask for max_retry_after each time."""
 
@@ -1055,6 +1060,8 @@ def test_worst_case_counts_attempts_and_the_longest_delays() -> None:
     assert worst(retry(retries=3, retry_after=False)) == (4, 8 + 0.25 + 0.5 + 1)
     assert worst(retry(retries=2, max_retry_after=10)) == (3, 6 + 20)
     assert worst(retry(retries=1, backoff=lambda failed: 1)) == (2, inf)
+    endless = retry(retries=10**15, base=1, max_delay=2, retry_after=False)  # told at once, too
+    assert worst(endless) == (10**15 + 1, 2 * (10**15 + 1) + 2 * 10**15 - 1)
 
 
 def test_no_policy_needs_a_loop_when_built() -> None:

@@ -200,6 +200,7 @@ def test_a_budget_is_no_decorator() -> None:
         ({"ratio": 20}, ["ratio=20"]),
         ({"ratio": True}, ["ratio=True"]),
         ({"min_per_second": float("nan")}, ["min_per_second=nan"]),
+        ({"min_per_second": 10**400}, ["min_per_second=1000"]),
         ({"ratio": "x", "min_per_second": -1}, ["ratio='x'", "min_per_second=-1"]),
         ({"ratio": 0, "min_per_second": 0}, ["allows no retry"]),
     ],
