@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +14,7 @@ from guarded._core.call import Call, Deadline
 from guarded.events import bus as module
 from guarded.events.bus import Bus
 from guarded.events.model import DEBUG, ERROR, EVENTS, INFO, TRACE, WARNING, Event
-from guarded.testing import virtual_time
+from guarded.testing import capture, virtual_time
 
 
 class Policy:
@@ -238,3 +240,16 @@ def test_subscribe_of_the_module_is_that_of_the_process_bus() -> None:
     with module.subscribe(events.append, "ERROR"):
         module.bus.emit("store.failed", None, None, store="s")
     assert [event.store for event in events] == ["s"]
+
+
+def test_an_event_is_a_frozen_record_however_it_was_made() -> None:
+    """The bus makes it in a quicker way than its class does; it is equal, hashable, picklable and cannot be changed."""
+    with capture() as seen:
+        module.bus.emit("limit.queued", None, None, queued=2)
+    [event] = seen
+    same = Event(event.time, "limit.queued", INFO, queued=2)
+    assert type(event) is Event
+    assert (event, hash(event), repr(event)) == (same, hash(same), repr(same))
+    assert pickle.loads(pickle.dumps(event)) == event
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.queued = 3  # type: ignore[misc]
