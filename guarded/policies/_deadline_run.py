@@ -12,13 +12,12 @@ from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from datetime import timedelta
 from math import isfinite
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from guarded._core import clock
 from guarded._core.call import Call, Deadline, Stream, current, out_of_time
 from guarded._core.durations import parse_duration
-from guarded._core.interrupt import Interrupt, resume
+from guarded._core.interrupt import Interrupt, fill, resume
 from guarded._core.keys import compile_argument
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
 from guarded._core.workers import MAX_ABANDONED, Job, workers
@@ -55,24 +54,26 @@ def seconds_of(options: DeadlineOptions, wrapped: Any) -> Seconds:
 class DeadlineLayer:
     """One deadline on one callable: opens the point, and says what became of it."""
 
-    __slots__ = ("label", "late", "policy", "seconds")
+    __slots__ = ("constant", "label", "late", "policy", "seconds")
 
     def __init__(self, policy: DeadlinePolicy, wrapped: Any) -> None:
         self.policy = policy
         self.label = policy.label
         self.late = policy.options.late
+        self.constant = None if callable(policy.options.seconds) else policy.options.seconds
         self.seconds = seconds_of(policy.options, wrapped)
 
     def open(self, call: Call, seconds: float) -> Deadline | None:
         """The deadline for the rest of `call`; None when the one around it ends first. Raises when spent."""
         now = clock.monotonic()
+        until = now + seconds
         outer = call.deadline
-        if outer is not None and outer.until <= now + seconds:
+        if outer is not None and outer.until <= until:
             if outer.until <= now:
                 raise out_of_time(call, "starting")
             return None
-        mine = Deadline(now + seconds, self.label, seconds)
-        if seconds <= 0:
+        mine = Deadline(until, self.label, seconds)
+        if until <= now:
             mine.during = "starting"
             raise self.exceeded(call, mine)
         return mine
@@ -181,41 +182,53 @@ def _start_job(
     return job, token
 
 
-async def run_async(
-    layer: DeadlineLayer, seconds: float, proceed: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
-) -> Any:
-    mine = layer.open(call, seconds)
-    if mine is None:
-        return await proceed(call, fn, args, kwargs)
-    outer, call.deadline = call.deadline, mine
-    interrupt: Interrupt | None = None
-    try:
-        awaitable = proceed(call, fn, args, kwargs)
-        if type(awaitable) is CoroutineType:
-            try:
-                awaitable = resume(awaitable, awaitable.send(None))
-            except StopIteration as stop:
-                return stop.value  # done at once: no timer, no task to look up
-        task = asyncio.current_task()
-        if task is None:  # driven by hand: nothing to cancel, but every wait obeys the point
-            return await awaitable
-        interrupt = Interrupt(task)
-        interrupt.at(mine.until)
-        result = await awaitable
-        if interrupt.fired:  # the body swallowed the cancellation
-            layer.came_late(call, mine.until - seconds)
-        return result
-    except asyncio.CancelledError as error:
-        if interrupt is not None and interrupt.close():
-            raise layer.exceeded(call, mine) from error
-        raise
-    except DeadlineExceeded as error:
-        layer.tell(call, error, mine)
-        raise
-    finally:
-        call.deadline = outer
-        if interrupt is not None:
-            interrupt.close()
+_DONE: Final = object()
+
+
+def async_shell(layer: DeadlineLayer, proceed: AsyncNext, constant: float | None) -> AsyncNext:
+    """In the caller's own task, which is cancelled at the point.
+
+    Args:
+        layer: the deadline.
+        proceed: what is below.
+        constant: seconds of each call; None to ask for them.
+    """
+    ask, open_ = layer.seconds, layer.open
+
+    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        seconds = ask(fn, args, kwargs) if constant is None else constant
+        mine = open_(call, seconds)
+        if mine is None:
+            return await proceed(call, fn, args, kwargs)
+        outer, call.deadline = call.deadline, mine
+        interrupt: Interrupt | None = None
+        box: list[Any] = []
+        try:
+            steps = fill(box, proceed(call, fn, args, kwargs))
+            pending = next(steps, _DONE)
+            if pending is _DONE:
+                return box[0]  # done at once: no timer, no task to look up
+            task = asyncio.current_task()
+            if task is not None:  # else driven by hand: nothing to cancel, but every wait obeys the point
+                interrupt = Interrupt(task)
+                interrupt.at(mine.until)
+            await resume(steps, pending)
+            if interrupt is not None and interrupt.fired:  # the body swallowed the cancellation
+                layer.came_late(call, mine.until - seconds)
+            return box[0]
+        except asyncio.CancelledError as error:
+            if interrupt is not None and interrupt.close():
+                raise layer.exceeded(call, mine) from error
+            raise
+        except DeadlineExceeded as error:
+            layer.tell(call, error, mine)
+            raise
+        finally:
+            call.deadline = outer
+            if interrupt is not None:
+                interrupt.close()
+
+    return shell
 
 
 class _Allowance:
@@ -260,7 +273,7 @@ def async_stream_shell(layer: DeadlineLayer, proceed: AsyncNext) -> AsyncNext:
 
         async def timed(step: AsyncNext) -> Any:
             with allowance.spending():
-                return await run_async(layer, allowance.left, step, call, fn, args, kwargs)
+                return await async_shell(layer, step, allowance.left)(call, fn, args, kwargs)
 
         first = await timed(proceed)
         below = stream.step

@@ -22,8 +22,8 @@ from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded
 from guarded.policies._deadline_run import (
     DeadlineLayer,
+    async_shell,
     async_stream_shell,
-    run_async,
     run_cooperative,
     run_in_worker,
     stream_shell,
@@ -111,8 +111,7 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         layer = DeadlineLayer(self, site.wrapped)
         if site.is_stream:
             return async_stream_shell(layer, proceed)
-        ask = layer.seconds
-        return lambda call, fn, args, kwargs: run_async(layer, ask(fn, args, kwargs), proceed, call, fn, args, kwargs)
+        return async_shell(layer, proceed, layer.constant)
 
     def __enter__(self) -> None:
         self._open_scope()
