@@ -88,7 +88,7 @@ class Site:
 
 @cache
 def _html() -> str:
-    return (files(__package__) / "page.html").read_text(encoding="utf-8")
+    return (files("guarded.integrations.dashboard") / "page.html").read_text(encoding="utf-8")
 
 
 def _act(request: Request) -> Reply:
