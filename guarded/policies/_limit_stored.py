@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock, waiters
 from guarded._core.call import Call
+from guarded._core.fork import after_fork
 from guarded._core.keys import Key, digest
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
@@ -39,7 +40,7 @@ _KEEP = 1.0  # a place in the store's queue outlives so long a silence of its pr
 class StoredLimit(Gate):
     """The way to permits in a store, and back."""
 
-    __slots__ = ("_access", "_heads", "_seats", "_store", "blocks", "held", "leases")
+    __slots__ = ("__weakref__", "_access", "_heads", "_seats", "_store", "blocks", "held", "leases")
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -47,6 +48,12 @@ class StoredLimit(Gate):
         self._store: LimitStore = face_of(options.store, "limit")
         self._access = Access(limit, options.store.health, options.when_store_fails)
         self.leases = Leases(limit, self._store, self._access, options.store.lease)
+        self._reset()
+        after_fork(self, StoredLimit._reset)
+
+    def _reset(self) -> None:
+        """Nobody of this process waits or holds."""
+        options = self._limit.options
         # The one with the seat waits too, so one less may wait for the seat.
         room = None if options.max_queue is None else max(0, options.max_queue - 1)
         self._seats: Pool | KeyedPools = Pool(1, room) if options.key is None else KeyedPools(1, room)

@@ -159,6 +159,11 @@ class Circuit(Policy[CircuitOptions]):
 
     def __init__(self, options: CircuitOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
+        self._settle_down()
+
+    def _settle_down(self) -> None:
+        """Have the state where the options say, as a new circuit's."""
+        options = self.options
         self.stored = None if options.store is None else self._in_store()
         self.local = self.stored or LocalCircuit(self, options.rules)
         self.judge = Judge(options, self.local.excludes)
@@ -207,8 +212,12 @@ class Circuit(Policy[CircuitOptions]):
             self.local.restart()
 
     def reconfigure(self, options: CircuitOptions) -> None:
-        """Take other options; state, generation and open time go on."""
+        """Take other options; state, generation and open time go on, where they stay in the same place."""
+        before = self.options
         super().reconfigure(options)
+        if (before.store, before.when_store_fails) != (options.store, options.when_store_fails):
+            self._settle_down()
+            return
         self.judge = Judge(options, self.local.excludes)
         self.local.revise(options.rules)
 

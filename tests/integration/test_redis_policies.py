@@ -411,3 +411,48 @@ def test_a_forked_child_has_connections_of_its_own(store: Any) -> None:
     assert all(policy.try_acquire() for _ in range(200))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert policy.peek().free == 100_000 - 401
+
+
+def test_a_file_puts_policies_of_code_into_a_store(valkey: Any) -> None:
+    """All four kinds: from then on the state of each is on the server."""
+    import guarded
+    from guarded import registry
+
+    prefix = f"{uuid.uuid4().hex}:"
+    stack = [limit(5, name="db"), rate("9/s", name="api"), circuit("gateway"), idempotent("order", name="once")]
+
+    @guarded.guard(stack[3], stack[0], stack[2], stack[1])
+    def charge(order: str) -> str:
+        return order
+
+    def keys() -> set[bytes]:
+        with valkey.client() as client:
+            return {key.split(b":")[1] for key in client.scan_iter(f"{prefix}*")}
+
+    charge("a")
+    assert keys() == set()
+    config = guarded.load(f"""
+stores: {{fleet: {{url: "{valkey.url}", prefix: "{prefix}", timeout: 2s}}}}
+policies:
+  db: {{limit: {{max_concurrent: 5, store: fleet}}}}
+  api: {{rate: {{spec: 9/s, store: fleet}}}}
+  gateway: {{circuit: {{store: fleet}}}}
+  once: {{idempotent: {{key: order, store: fleet}}}}
+""")
+    assert charge("b") == "b"
+    assert keys() == {b"limit", b"rate", b"circuit", b"idempotent"}
+    assert registry["db"] is stack[0]
+    config.close()
+
+
+def test_a_forked_child_does_not_wait_for_its_parent(store: Any) -> None:
+    """The parent holds and waits; the child has a line of its own, and its own lease."""
+    import os
+
+    policy = limit(2, name="db", store=store)
+    with policy.acquire():
+        child = os.fork()
+        if child == 0:
+            with policy:
+                os._exit(0 if store.limits.look(("db", ""))[0] == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
