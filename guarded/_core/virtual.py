@@ -14,6 +14,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from guarded._core import clock
@@ -68,6 +69,8 @@ class VirtualTime:
         self._parked: dict[int, clock.Gate] = {}  # threads that wait here
         self._probing: set[asyncio.AbstractEventLoop] = set()
         self._idle_loops: dict[int, asyncio.AbstractEventLoop] = {}  # threads whose loop does nothing but probe
+        # Threads that stand where they stood before (a test runner's, blocked in a read) have no part in this.
+        self._still = {ident: _place(frame) for ident, frame in sys._current_frames().items()}
 
     def monotonic_ns(self) -> int:
         """Virtual nanoseconds now."""
@@ -128,8 +131,10 @@ class VirtualTime:
         for ident, frame in frames.items():
             if ident != me and ident not in known:
                 code = frame.f_code
-                waits = code.co_name in WAITS and code.co_filename.endswith(WAITING_IN)
-                patience = max(patience, SETTLE if waits else PATIENCE)
+                if code.co_name in WAITS and code.co_filename.endswith(WAITING_IN):
+                    patience = max(patience, SETTLE)
+                elif self._still.get(ident) != _place(frame):
+                    patience = PATIENCE
         return patience
 
     def call_at(
@@ -224,6 +229,11 @@ class _LoopTimer(_Timer):
     def cancel(self) -> None:
         self.done = True
         self._cancelled.append(True)
+
+
+def _place(frame: FrameType) -> tuple[int, int]:
+    """Where a thread is: which activation of which function, and how far in it."""
+    return id(frame), frame.f_lasti
 
 
 def _busy(loop: asyncio.AbstractEventLoop) -> bool:
