@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -128,6 +129,17 @@ def invalidate_all() -> None:
 
 
 registry.on_change(invalidate_all)
+
+
+def _in_child() -> None:
+    """What a policy was compiled to may hold what it has let go of in the forked child."""
+    global _chains_lock
+    _chains_lock = threading.Lock()
+    invalidate_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 _PLAIN = frozenset({bool, int, float, str, bytes, tuple, list, dict, set})  # the question below is a slow one

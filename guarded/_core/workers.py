@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from guarded._core.fork import after_fork
 from guarded._core.waiters import ThreadWaiter
 
 MAX_ABANDONED = 64
@@ -147,3 +148,4 @@ class _Worker(threading.Thread):
 
 
 workers = Workers()
+after_fork(workers, Workers.forget)

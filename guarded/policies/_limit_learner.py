@@ -24,6 +24,10 @@ class Learner:
         self._limit = limit
         self._spec = spec
         self._estimator: Estimator | None = spec.estimator()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """A new lock; in a forked child too, where nobody would release the old one."""
         self._busy = threading.Lock()
 
     def override(self, size: int) -> int:

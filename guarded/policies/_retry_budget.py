@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guarded._core import clock
+from guarded._core.fork import after_fork
 from guarded._core.policy import Policy, Site
 from guarded._core.registry import registry
 
@@ -103,9 +104,13 @@ class RetryBudget(Policy[RetryBudgetOptions]):
         """The budget of that name, or a new one."""
         budget = super().__new__(cls)
         Policy.__init__(budget, _checked(ratio, min_per_second), name=name)
-        budget._lock = threading.Lock()
+        budget._renew_lock()
         budget._ledger = Ledger()
+        after_fork(budget, RetryBudget._renew_lock)
         return registry.intern(budget)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()  # a thread that held it in the parent is not in a forked child
 
     _lock: threading.Lock
     _ledger: Ledger

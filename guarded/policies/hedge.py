@@ -15,6 +15,7 @@ from typing import Any
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.durations import Duration
+from guarded._core.fork import after_fork
 from guarded._core.keys import one_shot
 from guarded._core.place import warn
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
@@ -62,9 +63,13 @@ class Hedge(Policy[HedgeOptions]):
 
     def __init__(self, options: HedgeOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
-        self._lock = threading.Lock()
+        self._renew_lock()
         self._latencies = Latencies()
         self._warned = False
+        after_fork(self, Hedge._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()  # a thread that held it in the parent is not in a forked child
 
     def __repr__(self) -> str:
         options = self.options

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from guarded._core import clock
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.fork import after_fork
 from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Site, SyncNext
 from guarded._core.registry import registry
@@ -29,7 +30,7 @@ from guarded.policies._limit_options import Amount, LimitOptions, is_whole
 from guarded.policies._limit_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._limit_wait import Gate
 from guarded.policies._store_option import WhenStoreFails
-from guarded.policies._turns import with_turns, with_turns_async
+from guarded.policies._turns import is_sent_back, with_turns, with_turns_async
 
 if TYPE_CHECKING:
     from guarded.policies._limit_stored import StoredLimit
@@ -51,14 +52,25 @@ class Limit(Blocks):
 
     def __init__(self, options: LimitOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
-        self.gate = Gate(self)
         self._build()
+        after_fork(self, Limit._forget_callers)
 
     def _build(self) -> None:
         """Fresh pools for the options."""
         make = Pool if self.options.key is None else KeyedPools
         self._pools: Pool | KeyedPools = make(self.options.initial, self.options.max_queue)
         self._adopt()
+
+    def _forget_callers(self) -> None:
+        """A forked child: who held and who waited is in the parent. A call that goes on here ends in the old pools."""
+        old = self._pools
+        self._pools = fresh = type(old)(old.limit, old.max_queue)
+        if old.closed:
+            fresh.close()
+        if self._quick is not None:
+            self._quick = cast("Pool", fresh)
+        if self.learner is not None:
+            self.learner.renew_lock()
 
     @property
     def label(self) -> str:
@@ -83,13 +95,13 @@ class Limit(Blocks):
         pools = self._pools if self._weight == 1 and self.learner is None else None
         self._quick = pools if isinstance(pools, Pool) else None  # may be taken from without the lock
         self.stored = None if options.store is None else self._in_store()
+        self.gate: Gate = self.stored or Gate(self)
 
     def _in_store(self) -> StoredLimit:
         from guarded.policies._limit_stored import StoredLimit  # only where there is a store
 
         self._quick = None
-        self.gate = stored = StoredLimit(self)
-        return stored
+        return StoredLimit(self)
 
     def __repr__(self) -> str:
         given = [repr(self.options.max_concurrent)]
@@ -135,7 +147,8 @@ class Limit(Blocks):
         """Holds the permits for the whole call, of a generator from its first ``next`` to its end."""
         needs = Needs(self.options, site.wrapped)
         if self._quick is not None and not site.is_stream:
-            return with_turns(quick_shell(self, self._quick, needs, proceed), site)
+            shell = quick_shell(self, self._quick, needs, proceed)
+            return quick_shell(self, self._quick, needs, proceed, shell) if is_sent_back(site) else shell
         return with_turns(full_shell(self, needs, site.is_stream, proceed), site)
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
@@ -144,7 +157,8 @@ class Limit(Blocks):
         if self.stored is not None:
             return with_turns_async(self.stored.async_shell(needs, site.is_stream, proceed), site)
         if self._quick is not None and not site.is_stream:
-            return with_turns_async(quick_async_shell(self, self._quick, needs, proceed), site)
+            shell = quick_async_shell(self, self._quick, needs, proceed)
+            return quick_async_shell(self, self._quick, needs, proceed, shell) if is_sent_back(site) else shell
         return with_turns_async(full_async_shell(self, needs, site.is_stream, proceed), site)
 
     def resize(self, limit: int) -> None:
