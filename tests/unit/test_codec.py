@@ -173,7 +173,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize("value", VALUES, ids=[f"{index}-{type(value).__name__}" for index, value in enumerate(VALUES)])
 def test_round_trip(value: Any) -> None:
     """Equal, and of the same type all the way down."""
     again = codec.decode(codec.encode(value))
