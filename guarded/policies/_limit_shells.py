@@ -7,7 +7,7 @@ adaptive limits. Sync and async twins differ in their awaits only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock
 from guarded._core.call import Call
@@ -15,6 +15,7 @@ from guarded._core.keys import KeyOf, compile_amount, compile_argument, compile_
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
 from guarded.events.bus import bus
 from guarded.events.model import TRACE
+from guarded.policies._turns import MustWait, take_turns, take_turns_async
 
 if TYPE_CHECKING:
     from guarded.policies._limit_core import Pool
@@ -90,8 +91,12 @@ class Stay:
         self.pool.depart()
 
 
-def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext) -> SyncNext:
-    """One permit, no key: without the pool's lock while nobody waits (see `_limit_core`)."""
+def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext, again: SyncNext | None = None) -> SyncNext:
+    """One permit, no key: without the pool's lock while nobody waits (see `_limit_core`).
+
+    `again` is such a shell too, for calls that a rate inside sends back (see `_turns`); None where there is none.
+    """
+    sent_back = () if again is None else MustWait
     pop, push = pool.tokens.pop, pool.tokens.append
     enter, priority_of, only = limit.gate.enter, needs.priority, (pool, None)
 
@@ -109,11 +114,14 @@ def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext) -> Sy
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return proceed(call, fn, args, kwargs)
+        except sent_back as must:
+            turn = must.turn
         finally:
             call.held = outer
             push(True)
             if pool.slow:
                 pool.post(None)
+        return take_turns(turn, cast("SyncNext", again), call, fn, args, kwargs)
 
     return shell
 
@@ -142,8 +150,11 @@ def full_shell(limit: Limit, needs: Needs, is_stream: bool, proceed: SyncNext) -
     return shell
 
 
-def quick_async_shell(limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext) -> AsyncNext:
+def quick_async_shell(
+    limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext, again: AsyncNext | None = None
+) -> AsyncNext:
     """`quick_shell` for coroutine functions."""
+    sent_back = () if again is None else MustWait
     pop, push = pool.tokens.pop, pool.tokens.append
     enter, priority_of, only = limit.gate.enter_async, needs.priority, (pool, None)
 
@@ -161,11 +172,14 @@ def quick_async_shell(limit: Limit, pool: Pool, needs: Needs, proceed: AsyncNext
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return await proceed(call, fn, args, kwargs)
+        except sent_back as must:
+            turn = must.turn
         finally:
             call.held = outer
             push(True)
             if pool.slow:
                 pool.post(None)
+        return await take_turns_async(turn, cast("AsyncNext", again), call, fn, args, kwargs)
 
     return shell
 

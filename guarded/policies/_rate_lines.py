@@ -80,7 +80,9 @@ class Lines(Monitor):
         take: ``(key, cost)``: admit at once, giving the mark, or change nothing and give None.
     """
 
-    __slots__ = ("_advance", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew", "take")
+    __slots__ = (
+        "_advance", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew", "take"
+    )  # fmt: skip
 
     def __init__(self, make: Callable[[Callable[[], int]], Meter], *, keyed: bool) -> None:
         super().__init__()

@@ -42,17 +42,47 @@ def waits_outside(site: Site) -> bool:
     return bool(site.outer) and site.outer[-1].kind == "limit"
 
 
-def _is_outermost(site: Site) -> bool:
-    """Whether the limit at `site` is the first of a run of limits that ends in a rate."""
+def is_sent_back(site: Site) -> bool:
+    """Whether the limit at `site` is the first of a run of limits that ends in a rate, so that it meets MustWait."""
     if site.outer and site.outer[-1].kind == "limit":
         return False
     below = next((layer.kind for layer in site.inner if layer.kind != "limit"), None)
     return below == "rate"
 
 
+def take_turns(turn: Turn, shell: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    """Wait for `turn` without a permit and run `shell`, that of the limit, again; as often as it takes."""
+    try:
+        while True:
+            turn.wait()
+            call.turn = turn
+            try:
+                return shell(call, fn, args, kwargs)
+            except MustWait as must:
+                turn = must.turn
+    finally:
+        call.turn = None
+        turn.abandon()
+
+
+async def take_turns_async(turn: Turn, shell: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    """The same for a task."""
+    try:
+        while True:
+            await turn.wait_async()
+            call.turn = turn
+            try:
+                return await shell(call, fn, args, kwargs)
+            except MustWait as must:
+                turn = must.turn
+    finally:
+        call.turn = None
+        turn.abandon()
+
+
 def with_turns(shell: SyncNext, site: Site) -> SyncNext:
-    """`shell`, that of a limit, in the loop that lets a rate directly inside wait without a permit."""
-    if not _is_outermost(site):
+    """`shell`, that of a limit, so that a rate directly inside waits without a permit."""
+    if not is_sent_back(site):
         return shell
 
     def joint(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
@@ -60,24 +90,14 @@ def with_turns(shell: SyncNext, site: Site) -> SyncNext:
             return shell(call, fn, args, kwargs)
         except MustWait as must:
             turn = must.turn
-        try:
-            while True:
-                turn.wait()
-                call.turn = turn
-                try:
-                    return shell(call, fn, args, kwargs)
-                except MustWait as must:
-                    turn = must.turn
-        finally:
-            call.turn = None
-            turn.abandon()
+        return take_turns(turn, shell, call, fn, args, kwargs)
 
     return joint
 
 
 def with_turns_async(shell: AsyncNext, site: Site) -> AsyncNext:
     """`with_turns` for coroutine functions."""
-    if not _is_outermost(site):
+    if not is_sent_back(site):
         return shell
 
     async def joint(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
@@ -85,16 +105,6 @@ def with_turns_async(shell: AsyncNext, site: Site) -> AsyncNext:
             return await shell(call, fn, args, kwargs)
         except MustWait as must:
             turn = must.turn
-        try:
-            while True:
-                await turn.wait_async()
-                call.turn = turn
-                try:
-                    return await shell(call, fn, args, kwargs)
-                except MustWait as must:
-                    turn = must.turn
-        finally:
-            call.turn = None
-            turn.abandon()
+        return await take_turns_async(turn, shell, call, fn, args, kwargs)
 
     return joint
