@@ -7,7 +7,7 @@ tell listeners (compiled stacks) to look names up again, after the lock is relea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -48,6 +48,7 @@ class Registry:
         self._lock = threading.RLock()
         self._policies: dict[str, Policy[Any]] = {}
         self._listeners: list[Callable[[], object]] = []
+        self._annexes: list[Callable[[], Iterable[Policy[Any]]]] = []
         self.config: Config | None = None
 
     def intern(self, policy: PolicyT) -> PolicyT:
@@ -120,12 +121,21 @@ class Registry:
         """The policy of that name, or None."""
         return self._policies.get(name)
 
+    def census(self) -> dict[str, Policy[Any]]:
+        """Every named policy, and those made from one of them, by name."""
+        found = dict(self._policies)
+        for annex in self._annexes:
+            for policy in annex():
+                found.setdefault(policy.label, policy)
+        return found
+
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Live state of every named policy: its kind, and what its ``live_state()`` says."""
-        result: dict[str, dict[str, Any]] = {}
-        for name, policy in tuple(self._policies.items()):
-            result[name] = {"kind": policy.kind, **policy.live_state()}
-        return result
+        """Live state of every named policy, and of those made from one: its kind, and what ``live_state()`` says."""
+        return {name: {"kind": policy.kind, **policy.live_state()} for name, policy in self.census().items()}
+
+    def annex(self, policies: Callable[[], Iterable[Policy[Any]]]) -> None:
+        """Have the census include what `policies` gives: made from registered ones, but not registered."""
+        self._annexes.append(policies)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:

@@ -193,7 +193,12 @@ def _latest(events: list[Any]) -> Table:
 
 
 def _of(now: Any, *kinds: str) -> list[Any]:
-    return [policy for policy in now["policies"] if policy["kind"] in kinds]
+    """Policies of these kinds, without those that have no state to show."""
+    return [
+        policy
+        for policy in now["policies"]
+        if policy["kind"] in kinds and (policy["live"] or policy["kind"] == "retry")
+    ]
 
 
 def _time(seconds: float | None) -> str:

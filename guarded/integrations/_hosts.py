@@ -121,6 +121,10 @@ class Lane:
     def _twin(self, layer: Policy[Any]) -> Policy[Any]:
         return type(layer)(layer.options, name=f"{layer.name or self._label}[{self.host}]")
 
+    def own(self) -> list[Policy[Any]]:
+        """The layers that no other host shares."""
+        return [mine for _, mine, _ in self._made.values()]
+
     def guarded(self, make: Maker, *, repeatable: bool) -> Any:
         """What `make` makes, under the guards; without those that repeat it where it must go out once only."""
         senders = self._senders  # taken before the layers: `adopt` replaces them in the other order
@@ -201,6 +205,12 @@ class Hosts:
             for lane in lanes
         }
 
+    def policies(self) -> list[Policy[Any]]:
+        """What each host has of its own."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        return [mine for lane in lanes for mine in lane.own()]
+
     def _open(self, host: str) -> Lane:
         made = Lane(self.label, host)
         with self._building:
@@ -262,3 +272,14 @@ def hosts_of(template: Policy[Any] | str) -> Hosts:
         if found is None:
             found = table[name] = Hosts(template)
         return found
+
+
+def _policies_of_hosts() -> Iterator[Policy[Any]]:
+    """Those of the lanes of every registered stack, for `registry.snapshot`."""
+    for name in registry:
+        for found in (_by_name.get(name), getattr(registry.get(name), "_hosts", None)):
+            if isinstance(found, Hosts):
+                yield from found.policies()
+
+
+registry.annex(_policies_of_hosts)

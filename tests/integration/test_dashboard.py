@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from guarded import CircuitOpen, RetryBudget, circuit, events, limit, rate, registry, retry
+from guarded import CircuitOpen, LimitFull, RetryBudget, circuit, events, guard, limit, rate, registry, retry
 from guarded.events.bus import bus
 from guarded.events.model import INFO
 from guarded.integrations import dashboard
@@ -249,6 +249,45 @@ def test_other_sites_and_machines_are_refused(site: Site) -> None:
         assert site.get("/api/state", headers)[0] == 403, headers
         assert site.act("gateway", "isolate", **headers)[0] == 403, headers
     assert gateway.state == "closed"
+
+
+def test_circuits_of_hosts_are_shown_and_can_be_isolated(site: Site) -> None:
+    """Each host that a client talks to has one of its own."""
+    httpx = pytest.importorskip("httpx")
+    from guarded.integrations.httpx import GuardedTransport
+
+    guard(circuit("outbound.circuit"), name="outbound")
+    answers = httpx.MockTransport(lambda request: httpx.Response(200))
+    with httpx.Client(transport=GuardedTransport("outbound", transport=answers)) as client:
+        assert client.get("http://api.example/").status_code == 200
+        name = "outbound.circuit[api.example]"
+        _, state = site.get("/api/state")
+        [row] = [policy for policy in state["policies"] if policy["name"] == name]
+        assert (row["state"], row["live"], row["trips_at"]) == ("closed", True, 5)
+        assert site.act(name, "isolate")[0] == 200
+        with pytest.raises(CircuitOpen):
+            client.get("http://api.example/")
+    assert registry["outbound.circuit"].live_state()["state"] == "closed"
+
+
+def test_a_policy_without_a_name_is_shown_by_what_happened(site: Site) -> None:
+    """It has no live state to show, but it refuses, waits and retries like any other."""
+    nameless = limit(1)
+    with site.watched() as pieces:
+        next(piece for piece in pieces if piece[0] == "state")
+        nameless.close()
+        with pytest.raises(LimitFull):
+            nameless(print)()
+        rows = [row for name, found in (next(pieces) for _ in range(6)) if name == "state" for row in found["policies"]]
+    assert rows[-1] == {
+        "name": "limit(1)",
+        "kind": "limit",
+        "live": False,
+        "rejected": 1,
+        "retries": 0,
+        "waits": 0,
+        "waited": 0.0,
+    }
 
 
 def test_the_place_without_its_slash_leads_to_the_page(serve_wsgi: Callable[[Any], str]) -> None:

@@ -24,6 +24,7 @@ from guarded import (
     retry,
 )
 from guarded._core.policy import Policy
+from guarded.policies.limit import Limit
 
 
 def test_the_same_name_and_options_is_the_same_object() -> None:
@@ -143,3 +144,16 @@ def test_a_named_policy_unpickles_to_the_one_of_its_process() -> None:
     data = pickle.dumps(named)
     with registry.isolated():
         assert pickle.loads(data) is registry["a"]
+
+
+def test_what_is_made_from_a_registered_policy_is_in_the_census() -> None:
+    """An annex adds to what is shown, and takes no name from anybody."""
+    db, twin, other = limit(1, name="db"), Limit(limit(2).options, name="db[a]"), Limit(limit(3).options, name="db")
+    registry.annex(lambda: [twin, other] if "db" in registry else [])
+    try:
+        assert registry.census() == {"db": db, "db[a]": twin}
+        assert {name: state["limit"] for name, state in registry.snapshot().items()} == {"db": 1, "db[a]": 2}
+        with registry.isolated():
+            assert registry.census() == {}
+    finally:
+        registry._annexes.pop()

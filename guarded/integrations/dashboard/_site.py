@@ -100,7 +100,7 @@ def _act(request: Request) -> Reply:
         name, act = wish["policy"], wish["act"]
     except (ValueError, TypeError, LookupError):
         return refusal(400, 'Send {"policy": NAME, "act": "isolate" or "reset"}.')
-    found = next((registry.get(known) for known in registry if scrub_cached(known) == name), None)
+    found: Any = next((policy for known, policy in registry.census().items() if scrub_cached(known) == name), None)
     if found is None:
         return refusal(404, "There is no such policy.")
     if act not in _ACTS or found.kind != "circuit":

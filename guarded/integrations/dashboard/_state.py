@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from guarded import events
 from guarded._core import clock
+from guarded._core.policy import Policy
 from guarded._core.registry import registry
 from guarded.events.bus import Subscription, subscribe
 from guarded.events.metrics import CALLS, DURATION, REJECTIONS, RETRIES, RETRIES_PER_CALL, WAIT
@@ -72,37 +73,38 @@ class Watch:
         return document
 
 
+_NOTHING: Final = {"rejected": 0, "retries": 0, "waits": 0, "waited": 0.0}
+
+
 def _policies(sums: Sums) -> list[dict[str, Any]]:
-    """Named policies with their live state, then those without a name that something has happened to."""
+    """Those with a live state to show, then those that are known only by what has happened to them."""
     found: dict[str, dict[str, Any]] = {}
-    for name, state in registry.snapshot().items():
-        if state["kind"] != "guard":
+    for name, policy in registry.census().items():
+        if policy.kind != "guard":
             shown = scrub_cached(name)
-            found[shown] = {"name": shown, "rejected": 0, "retries": 0, "waits": 0, "waited": 0.0, **state}
-            if state["kind"] == "circuit":
-                found[shown]["trips_at"] = _trips_at(name)
+            blank = {"name": shown, "kind": policy.kind, "live": True, **_NOTHING}
+            found[shown] = {**blank, **policy.live_state()}
+            if policy.kind == "circuit":
+                found[shown]["trips_at"] = _trips_at(policy)
 
     def of(name: str, kind: str) -> dict[str, Any]:
-        blank = {"name": name, "kind": kind, "rejected": 0, "retries": 0, "waits": 0, "waited": 0.0}
-        return found.setdefault(name, blank)
+        return found.setdefault(name, {"name": name, "kind": kind, "live": False, **_NOTHING})
 
     for (name, kind, _), rejected in sums.get(REJECTIONS.name, {}).items():
         of(name, kind)["rejected"] += int(rejected.total)
     for (name, kind), waited in sums.get(WAIT.name, {}).items():
-        policy = of(name, kind)
-        policy["waits"] += waited.number - waited.zeros
-        policy["waited"] += waited.total
+        row = of(name, kind)
+        row["waits"] += waited.number - waited.zeros
+        row["waited"] += waited.total
     for (name, _), retries in sums.get(RETRIES.name, {}).items():
         of(name, "retry")["retries"] += int(retries.total)
     return list(found.values())
 
 
-def _trips_at(circuit: str) -> float | None:
+def _trips_at(circuit: Policy[Any]) -> float | None:
     """Failures in a row, or share of failed calls, that open it."""
-    options = getattr(registry.get(circuit), "options", None)
-    failures: float | None = getattr(options, "failures", None)
-    rate: float | None = getattr(options, "failure_rate", None)
-    return rate if rate is not None else failures
+    rate: float | None = circuit.options.failure_rate
+    return circuit.options.failures if rate is None else rate
 
 
 def _functions(sums: Sums) -> list[dict[str, Any]]:
