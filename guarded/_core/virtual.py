@@ -69,8 +69,11 @@ class VirtualTime:
         self._parked: dict[int, clock.Gate] = {}  # threads that wait here
         self._probing: set[asyncio.AbstractEventLoop] = set()
         self._idle_loops: dict[int, asyncio.AbstractEventLoop] = {}  # threads whose loop does nothing but probe
-        # Threads that stand where they stood before (a test runner's, blocked in a read) have no part in this.
-        self._still = {ident: _place(frame) for ident, frame in sys._current_frames().items()}
+        # Threads that stand where they stood before (a test runner's, blocked in a read) have no part in this; a worker
+        # may have been handed its next body.
+        own = workers.idle()
+        frames = sys._current_frames().items()
+        self._still = {ident: _place(frame) for ident, frame in frames if ident not in own}
 
     def monotonic_ns(self) -> int:
         """Virtual nanoseconds now."""
