@@ -23,6 +23,7 @@ from guarded.config.plan import LayerPlan, Plan, PolicyPlan
 from guarded.config.stores import Stores
 
 _SUBJECT = re.compile(r"(\w+)")
+_STAND_INS = {"limit": 2**31, "deadline": 1}  # for a required option that is wrong, so that the others can be judged
 _NEXT_RULE = re.compile(r"; (?=\w+(?:=| must |: ))")  # a rule may hold semicolons of its own
 
 
@@ -86,8 +87,10 @@ def build_layer(
             return None
         options["value"] = options.pop("function")
     arguments = {**without_rivals(_as_arguments(declared), options), **options}
+    found = kind(layer.kind)
+    if found.first in layer.options and layer.kind in _STAND_INS:
+        arguments.setdefault(found.first, _STAND_INS[layer.kind])
     try:
-        found = kind(layer.kind)
         if found.has_name:
             arguments["name"] = str(layer.path[1])
         with registry.drafting():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
 from guarded.config import fields
 from guarded.config.document import Node, Path, Problem, dotted, find, is_broken, masked, plain, shown
@@ -76,7 +77,10 @@ def document_model() -> type[BaseModel]:
     return _model(
         "Guarded",
         {
-            "version": (Literal[1], Field(default=1, description="Version of this format.")),
+            "version": (
+                Annotated[Literal[1], BeforeValidator(_no_bool)],
+                Field(default=1, description="Version of this format."),
+            ),
             "stores": (dict[str, store], {}),
             "defaults": (defaults | None, None),
             "templates": (dict[str, body], {}),
@@ -85,6 +89,12 @@ def document_model() -> type[BaseModel]:
             "events": (events | None, None),
         },
     )
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):  # True equals 1
+        raise PydanticCustomError("wrong", "{wrong}", {"wrong": f"must be 1, not {str(value).lower()}"})
+    return value
 
 
 def _extends(value: Any, allow: Sequence[str] | None) -> Any:

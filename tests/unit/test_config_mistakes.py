@@ -118,6 +118,7 @@ def test_every_mistake_of_a_file_is_one_line_at_its_place(monkeypatch: pytest.Mo
         "events: 5\n",
         "events: {level: [a]}\n",
         "version: [1]\n",
+        "version: true\n",
         "policies: {p: {retry: {on: []}}}\n",
         "policies: {p: {retry: {on: {a: b}}}}\n",
         "policies: {p: {retry: {on: 'os:system.x'}}}\n",
@@ -152,3 +153,16 @@ def test_circles_of_names() -> None:
     """Spelled out once."""
     lines = [str(problem) for problem in problems_of("policies: {a: {limit: b}, b: {limit: c}, c: {limit: a}}\n")]
     assert lines == ["<text>:1:23: policies.a.limit: policies name each other in a circle: a → b → c → a"]
+
+
+def test_a_wrong_required_option_hides_no_other() -> None:
+    """The other options are judged although the policy cannot be made."""
+    limits = "limit: {max_concurrent: true, max_queue: -1, weight: 0}"
+    text = f"policies: {{p: {{{limits}, deadline: {{seconds: x, late: raise}}}}}}\n"
+    assert [problem.path.removeprefix("policies.p.") for problem in problems_of(text)] == [
+        "limit.max_concurrent",
+        "limit.max_queue",
+        "limit.weight",
+        "deadline.seconds",
+        "deadline.late",
+    ]
