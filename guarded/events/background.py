@@ -5,12 +5,11 @@ What does not fit is dropped and counted, since an event is worth less than the 
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from queue import SimpleQueue
 from typing import Final
 
+from guarded._core.fork import after_fork
 from guarded._core.place import complain
 from guarded.events.bus import Sink, inside_sink, title_of
 from guarded.events.model import Event
@@ -30,12 +29,10 @@ class Background:
     def __init__(self, sink: Sink, size: int) -> None:
         self._sink = sink
         self._size = size
-        self._start_lock = threading.Lock()
-        self._forget()
-        _all.add(self)
+        self._begin()
+        after_fork(self, Background._begin)  # in the child the thread is gone, and what it had to do is the parent's
 
-    def _forget(self) -> None:
-        """Begin anew; in a forked process the thread is gone, and what it had to do is the parent's."""
+    def _begin(self) -> None:
         self.dropped = 0
         self.failures = 0
         self._queue: SimpleQueue[Event | threading.Event] = SimpleQueue()  # reentrant: a finalizer may emit too
@@ -91,18 +88,6 @@ class Background:
 
 def _next_event(queue: SimpleQueue[Event | threading.Event]) -> Event | threading.Event:
     return queue.get()  # in a function of its own, by which virtual time knows a thread that does nothing
-
-
-_all: Final[weakref.WeakSet[Background]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for background in list(_all):
-        background._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def in_background(sink: Sink, *, size: int = SIZE) -> Background:

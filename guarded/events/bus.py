@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from guarded._core import clock
+from guarded._core.fork import after_fork
 from guarded._core.place import complain
 from guarded.events.model import EVENTS, Event, Fields, event_maker, level_number
 from guarded.events.redact import cause_of, scrub, scrub_cached
@@ -104,11 +105,15 @@ class Bus:
         threshold: lowest level anybody listens to; above every level when nobody does.
     """
 
-    __slots__ = ("_lock", "_subscriptions", "threshold")
+    __slots__ = ("__weakref__", "_lock", "_subscriptions", "threshold")
 
     def __init__(self) -> None:
         self.threshold = _NOBODY
         self._subscriptions: tuple[Subscription, ...] = ()  # replaced as a whole, so that emit needs no lock
+        self._renew()
+        after_fork(self, Bus._renew)
+
+    def _renew(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may subscribe too
 
     def subscribe(self, sink: Sink, level: int | str = "INFO") -> Subscription:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from guarded._core import clock
+from guarded._core.fork import after_fork
 from guarded.events.bus import Subscription, subscribe
 from guarded.events.metrics import (
     CALLS,
@@ -92,9 +93,13 @@ class Tally:
     the middle of it cannot hang.
     """
 
-    __slots__ = ("_inbox", "_lock", "_sums", "since")
+    __slots__ = ("__weakref__", "_inbox", "_lock", "_sums", "since")
 
     def __init__(self) -> None:
+        self._begin()
+        after_fork(self, Tally._begin)  # what was counted so far is the parent's, and so is who holds the lock
+
+    def _begin(self) -> None:
         self.since = clock.monotonic()
         self._inbox: deque[Event] = deque()
         self._lock = threading.Lock()
@@ -173,8 +178,34 @@ def _by(sums: Sums, name: str, label: int) -> dict[str, float]:
     return totals
 
 
-_lock: Final = threading.Lock()
-_counting: tuple[Tally, Subscription] | None = None
+class _Process:
+    """The one tally that `stats` asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counting: tuple[Tally, Subscription] | None = None
+        after_fork(self, _Process._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def tally(self) -> Tally:
+        """The tally, which begins to count when it does not yet."""
+        with self._lock:
+            if self._counting is None or self._counting[1].closed:
+                tally = Tally()
+                self._counting = tally, subscribe(tally, "TRACE")
+            return self._counting[0]
+
+    def stop(self) -> None:
+        """Count no more."""
+        with self._lock:
+            if self._counting is not None:
+                self._counting[1].close()
+            self._counting = None
+
+
+_process: Final = _Process()
 
 
 def stats() -> Stats:
@@ -194,22 +225,12 @@ def stats() -> Stats:
         >>> guarded.stats().first_attempt
         1.0
     """
-    global _counting
-    with _lock:
-        if _counting is None or _counting[1].closed:
-            tally = Tally()
-            _counting = tally, subscribe(tally, "TRACE")
-        tally = _counting[0]
-    return tally.stats()
+    return _process.tally().stats()
 
 
 def stop() -> None:
     """Count no more; the next `stats` begins anew."""
-    global _counting
-    with _lock:
-        if _counting is not None:
-            _counting[1].close()
-        _counting = None
+    _process.stop()
 
 
 @contextmanager

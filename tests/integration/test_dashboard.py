@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ from guarded.events.model import INFO
 from guarded.integrations import dashboard
 from guarded.integrations.dashboard._access import Access, host_name, is_loopback
 from guarded.integrations.dashboard._http import Request
+from guarded.integrations.dashboard._state import Watch
 
 TOKEN = "correct-horse-battery"
 LOCAL = {"host": "localhost:8765"}
@@ -372,3 +374,17 @@ def test_an_ipv4_client_of_an_ipv6_server() -> None:
     """Such an address is still this machine's."""
     assert is_loopback("::ffff:127.0.0.1")
     assert not is_loopback("::ffff:10.0.0.1")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_viewers_stay_with_the_parent() -> None:
+    """A forked worker that nobody looks at does not pay for its parent's viewers."""
+    watch = Watch()
+    with watch.viewing():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if watch.viewers == 0 and bus.threshold >= INFO else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert bus.threshold < INFO
+    assert watch.viewers == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -180,3 +182,21 @@ def test_an_event_in_the_middle_of_adding_up_does_not_hang() -> None:
         with tally._lock:
             limit(1)(Flaky())()
         assert tally.stats().calls == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_counts_for_itself() -> None:
+    """From zero, also when another thread was adding up at that moment."""
+    work = limit(1)(Flaky())
+    guarded.stats()
+    work()
+    tally = tally_module._process.tally()
+    with tally._lock, tally_module._process._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            work()
+            os._exit(0 if guarded.stats().calls == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert guarded.stats().calls == 1

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from guarded import events
 from guarded._core import clock
+from guarded._core.fork import after_fork
 from guarded._core.policy import Policy
 from guarded._core.registry import registry
 from guarded.events.bus import Subscription, subscribe
@@ -35,6 +36,15 @@ class Watch:
         self._subscription: Subscription | None = None
         self.viewers = 0
         self.tally = Tally()
+        after_fork(self, Watch._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """The viewers are not the child's."""
+        self._lock = threading.Lock()
+        self.viewers = 0
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
