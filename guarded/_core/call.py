@@ -51,6 +51,14 @@ class Deadline:
         self.enforced = False  # whether the caller leaves on time even when this thread is blocked
 
 
+class OwnDeadline(Deadline):
+    """The deadline of one call; made so often that its maker fills it in, without an ``__init__`` in between."""
+
+    __slots__ = ()
+
+    __init__ = object.__init__  # pyright: ignore[reportAssignmentType]
+
+
 class Stream:
     """What the layers of a guarded generator leave with the wrapper that drives it.
 

@@ -158,12 +158,12 @@ def _call_sync(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_async(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Awaitable[Any]:
-    result = fn(*args, **kwargs)
+    result = fn(*args, **kwargs) if kwargs else fn(*args)
     return result if hasattr(type(result), "__await__") else _at_once(result)
 
 
 def _await_declared(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Awaitable[Any]:
-    return fn(*args, **kwargs)  # type: ignore[no-any-return]
+    return fn(*args, **kwargs) if kwargs else fn(*args)  # type: ignore[no-any-return]
 
 
 async def _at_once(result: Any) -> Any:

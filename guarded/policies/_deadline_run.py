@@ -15,7 +15,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from guarded._core import clock
-from guarded._core.call import Call, Deadline, Stream, current, out_of_time
+from guarded._core.call import Call, Deadline, OwnDeadline, Stream, current, out_of_time
 from guarded._core.durations import parse_duration
 from guarded._core.interrupt import Interrupt, fill, resume
 from guarded._core.keys import compile_argument
@@ -72,7 +72,12 @@ class DeadlineLayer:
             if outer.until <= now:
                 raise out_of_time(call, "starting")
             return None
-        mine = Deadline(until, self.label, seconds)
+        mine: Deadline = OwnDeadline()  # pyright: ignore[reportCallIssue]
+        mine.until = until
+        mine.policy = self.label
+        mine.length = seconds
+        mine.during = "running"
+        mine.enforced = False
         if until <= now:
             mine.during = "starting"
             raise self.exceeded(call, mine)
@@ -204,7 +209,7 @@ def async_shell(layer: DeadlineLayer, proceed: AsyncNext, constant: float | None
         interrupt: Interrupt | None = None
         box: list[Any] = []
         try:
-            steps = fill(box, proceed(call, fn, args, kwargs))
+            steps: Any = fill(box, proceed(call, fn, args, kwargs))
             pending = next(steps, _DONE)
             if pending is _DONE:
                 return box[0]  # done at once: no timer, no task to look up

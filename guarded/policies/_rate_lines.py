@@ -120,8 +120,6 @@ class Lines(Monitor):
                     pass  # what is raised further down must not have this in its context
                 else:
                     now = clock.monotonic_ns()
-                    if self._skew:
-                        now += self._skew
                     note(now)
                     return now
             return self._take_single(cost)
@@ -132,7 +130,7 @@ class Lines(Monitor):
         with self:
             now, line = self._now(), self._single
             mark = line.take(now, cost)
-            if mark is not None and not line.queue and not self._floor.up:
+            if mark is not None and not line.queue and not self._floor.up and not self._skew:
                 self._advance.grant(now)
             return mark
 
