@@ -15,7 +15,7 @@ from abc import ABC
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 if TYPE_CHECKING:
     from guarded.stores.codec import Codec
@@ -101,12 +101,24 @@ def twin_of(error: Exception) -> Exception:
     Made the way of `copy`; where the constructor does not take its own ``args``, without calling it.
     """
     try:
-        twin = copy.copy(error)
+        twin = _copied(error)
         if type(twin) is type(error) and twin is not error and twin.args == error.args and str(twin) == str(error):
             return _own_notes(twin)
     except Exception:
         pass  # a constructor with other parameters than its args, or user code that fails
     return _bare(type(error), _arguments(error), error.__dict__)
+
+
+def _copied(error: Exception) -> Exception:
+    """What `copy.copy` gives where nobody has changed it: a reducer that a library registers for all exceptions to
+    send tracebacks elsewhere would bring traceback and chain along, and share the attributes."""
+    if hasattr(type(error), "__copy__"):
+        return copy.copy(error)
+    make, arguments, *state = cast("tuple[Any, ...]", error.__reduce_ex__(4))
+    twin: Exception = make(*arguments)
+    if state and state[0]:
+        twin.__setstate__(state[0])
+    return twin
 
 
 def _deep_twin(content: Any) -> Any:

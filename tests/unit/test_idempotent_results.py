@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,44 @@ def test_a_twin_is_equal_fresh_and_unraised(error: Exception) -> None:
     assert twin.__traceback__ is None
     assert twin.__cause__ is None
     assert getattr(twin, "filename", None) == getattr(error, "filename", None)
+
+
+def test_twins_are_fresh_where_a_library_has_exceptions_copied_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reducers for whole exception classes, as those that send tracebacks to other processes, change nothing."""
+
+    def reduced(error: ValueError) -> tuple[Any, ...]:
+        return revived, (error.args, error.__traceback__, error.__cause__, error.__dict__)
+
+    def revived(args: Any, traceback: Any, cause: Any, state: dict[str, Any]) -> ValueError:
+        error = ValueError(*args).with_traceback(traceback)
+        error.__cause__ = cause
+        error.__dict__ = state
+        return error
+
+    monkeypatch.setitem(copyreg.dispatch_table, ValueError, reduced)
+    error = ValueError("x")
+    error.reasons = ["a"]  # type: ignore[attr-defined]
+    try:
+        raise error from LookupError("cause")
+    except ValueError:
+        pass
+    twin: Any = Copies().open(Copies().keep("error", error))[1]
+    assert (twin.args, twin.reasons, twin.__traceback__, twin.__cause__) == (("x",), ["a"], None, None)
+    assert twin.reasons is not error.reasons  # type: ignore[attr-defined]
+
+
+class Fields(Exception):
+    """Says itself how it is copied."""
+
+    def __copy__(self) -> Fields:
+        twin = Fields(*self.args)
+        twin.origin = "copied"  # type: ignore[attr-defined]
+        return twin
+
+
+def test_a_twin_is_made_the_way_its_class_says() -> None:
+    """Its own ``__copy__`` is used."""
+    assert twin_of(Fields(1)).origin == "copied"  # type: ignore[attr-defined]
 
 
 def test_kept_errors_share_no_attributes_where_those_can_be_copied() -> None:
