@@ -504,3 +504,26 @@ def test_repr_says_what_matters() -> None:
     assert repr(deadline("1.5s", mode="cooperative", late="raise", name="d")) == (
         "deadline(1.5, mode='cooperative', late='raise', name='d')"
     )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_awaited_need_not_be_a_coroutine(late: bool) -> None:
+    """A future, and an object with an ``__await__`` of its own, that a plain async callable gives."""
+
+    class Later:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __await__(self) -> Iterator[Any]:
+            if late:
+                yield from asyncio.sleep(0).__await__()
+            return self.value
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        loop.call_soon(future.set_result, 7)
+        assert await deadline(5)(lambda: future)() == 7  # type: ignore[misc]
+        assert await deadline(5)(lambda: Later(3))() == 3  # type: ignore[misc]
+
+    asyncio.run(main())
