@@ -7,8 +7,9 @@ later than the module that uses it. `explain` says what a stack does in the wors
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import Any
 
@@ -17,15 +18,21 @@ from guarded._core.order import check_order
 from guarded._core.policy import Policy, Site
 from guarded._core.registry import registry
 from guarded._core.wrapper import BoundGuarded, Guarded
+from guarded._overrides import Twins, checked, keyed
 
 _expanding: ContextVar[tuple[str, ...]] = ContextVar("guarded_expanding", default=())
 
 
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
-    """The parts of a stack, outermost first: policies, and names that are looked up when a call needs them."""
+    """The parts of a stack, outermost first: policies, and names that are looked up when a call needs them.
+
+    Attributes:
+        overrides: options of layers that are others here, by kind of the layer; None leaves a layer out.
+    """
 
     parts: tuple[Policy[Any] | str, ...]
+    overrides: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
 
 class Guard(Policy[GuardOptions]):
@@ -33,8 +40,13 @@ class Guard(Policy[GuardOptions]):
 
     kind = "guard"
 
+    def __init__(self, options: GuardOptions, *, name: str | None = None) -> None:
+        super().__init__(options, name=name)
+        self._twins = Twins(self.place)
+
     def __repr__(self) -> str:
-        return f"guard({', '.join(map(repr, self.options.parts))}{f', name={self.name!r}' if self.name else ''})"
+        parts = [*map(repr, self.options.parts), *(f"{key}=…" for key in self.options.overrides)]
+        return f"guard({', '.join(parts)}{f', name={self.name!r}' if self.name else ''})"
 
     def expand(self) -> tuple[Policy[Any], ...]:
         """The layers, with all names looked up. Raises PolicyNotFound, ValueError for a name inside itself."""
@@ -43,7 +55,7 @@ class Guard(Policy[GuardOptions]):
             return ()
         for part in self.options.parts:
             layers.extend(part.expand() if isinstance(part, Policy) else _named(part))
-        return tuple(layers)
+        return self._twins.apply(tuple(layers), self.options.overrides)
 
     def known(self) -> tuple[Policy[Any], ...]:
         """The layers, leaving out the parts that are not loaded yet."""
@@ -53,7 +65,7 @@ class Guard(Policy[GuardOptions]):
                 layers.extend(part.known() if isinstance(part, Policy) else _named(part))
             except LookupError:
                 continue
-        return tuple(layers)
+        return self._twins.apply(tuple(layers), self.options.overrides)
 
 
 def _named(name: str) -> tuple[Policy[Any], ...]:
@@ -67,16 +79,20 @@ def _named(name: str) -> tuple[Policy[Any], ...]:
         _expanding.reset(token)
 
 
-def guard(*parts: Policy[Any] | str, name: str | None = None) -> Guard:
+def guard(*parts: Policy[Any] | str, name: str | None = None, **overrides: Any) -> Guard:
     """A stack of layers to put on callables.
 
     Args:
         parts: outermost first; policies, or names of policies and stacks. A name may be defined later: it is looked
             up at the first call, and again whenever the registry changes.
         name: register the stack under this name.
+        overrides: other options for layers of the stack, here only and before those of the environment, a file and
+            code: ``guard("payments", retry={"retries": 1}, deadline="2s", fallback=None)``. A mapping is merged over
+            the layer's options, a bare value is its first one, None leaves the layer out. ``attempt_deadline`` is the
+            inner of two deadlines. limit, rate and circuit can only be left out, since their state is shared.
 
     Raises:
-        ValueError: no parts, or something that is neither a policy nor a name.
+        ValueError: no parts, something that is neither a policy nor a name, or an override that cannot be.
         PolicyConflict: the name stands for something else already.
 
     Example:
@@ -91,7 +107,24 @@ def guard(*parts: Policy[Any] | str, name: str | None = None) -> Guard:
     wrong = [part for part in parts if not isinstance(part, (Policy, str))]
     if not parts or wrong:
         raise ValueError(f"guard: give policies or names, not {wrong[0]!r}" if wrong else "guard: give a policy")
-    return registry.intern(Guard(GuardOptions(parts), name=name))
+    made = Guard(GuardOptions(parts, checked(overrides)), name=name)
+    if overrides:
+        _check_overrides(made)
+    return registry.intern(made)
+
+
+def _check_overrides(made: Guard) -> None:
+    """Raise ValueError for an override that meets no layer, or a wrong option, if the stack is loaded already."""
+    try:
+        below = Guard(GuardOptions(made.options.parts)).expand()
+        made.expand()
+    except LookupError:
+        return
+    keys = [key for key, _ in keyed(below)]
+    for key, options in made.options.overrides.items():
+        if options is not None and key not in keys:
+            has = ", ".join(keys)
+            raise ValueError(f"guard: {key}={dict(options)!r}: must be a layer of the stack, which has {has}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +188,13 @@ def _subject(subject: Any) -> tuple[tuple[Policy[Any], ...], Any, Any, str]:
 def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
     """Each option that says something: name, value, source."""
     rows = []
-    for field in dataclasses.fields(layer.options):
-        value = getattr(layer.options, field.name)
-        given = value != field.default
-        if field.name in layer.sources:
-            rows.append((field.name, _show(value), layer.sources[field.name]))
+    for option in dataclasses.fields(layer.options):
+        value = getattr(layer.options, option.name)
+        given = value != option.default
+        if option.name in layer.sources:
+            rows.append((option.name, _show(value), layer.sources[option.name]))
         elif value is not None:
-            rows.append((field.name, _show(value), f"code {layer.place}" if given else "default"))
+            rows.append((option.name, _show(value), f"code {layer.place}" if given else "default"))
     return rows
 
 

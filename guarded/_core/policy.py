@@ -6,6 +6,7 @@ once for async use, into a closure around the next layer: ``(call, fn, args, kwa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
@@ -152,6 +153,12 @@ class Policy(Generic[OptionsT]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.options if self.declared is None else self.declared, self.name)
+
+
+def arguments_of(options: Any) -> dict[str, Any]:
+    """Options as keyword arguments of the factory; those left at their defaults are not repeated."""
+    given = [(field, getattr(options, field.name)) for field in dataclasses.fields(options)]
+    return {field.name: value for field, value in given if field.init and value != field.default}
 
 
 PolicyT = TypeVar("PolicyT", bound="Policy[Any]")

@@ -6,14 +6,13 @@ problem per rule, at the line of the option that broke it.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from guarded._core.policy import Policy
+from guarded._core.policy import Policy, arguments_of
 from guarded._core.registry import Registry, registry
 from guarded.config import schema
 from guarded.config.document import Node, masked, plain
@@ -86,7 +85,7 @@ def build_layer(
             plan.note((*layer.path, "function"), "give value or function", layer.options["function"].place)
             return None
         options["value"] = options.pop("function")
-    arguments = {**without_rivals(_as_arguments(declared), options), **options}
+    arguments = {**without_rivals({} if declared is None else arguments_of(declared), options), **options}
     found = kind(layer.kind)
     if found.first in layer.options and layer.kind in _STAND_INS:
         arguments.setdefault(found.first, _STAND_INS[layer.kind])
@@ -99,18 +98,6 @@ def build_layer(
         _note_refusal(plan, layer, str(error), given, whole)
         return None
     return made if whole else None
-
-
-def _as_arguments(declared: Any) -> dict[str, Any]:
-    """Options of code as keyword arguments; those left at their defaults are not repeated."""
-    if declared is None:
-        return {}
-    arguments = {}
-    for option in dataclasses.fields(declared):
-        value = getattr(declared, option.name)
-        if option.init and value != option.default:
-            arguments[option.name] = value
-    return arguments
 
 
 def _note_refusal(plan: Plan, layer: LayerPlan, message: str, given: Mapping[str, Any], whole: bool) -> None:

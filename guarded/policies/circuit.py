@@ -383,7 +383,7 @@ def circuit(
         'open'
     """
     if callable(name):
-        raise TypeError(f"circuit: name={name!r}: must be a name, as in @circuit('gateway')")
+        raise ValueError(f"circuit: name={name!r}: must be a name, as in @circuit('gateway')")
     given = {option: value for option, value in locals().items() if option != "name"}
     policy = registry.intern(Circuit(CircuitOptions.checked(name, given), name=name))
     if breaker is not None:
