@@ -1,0 +1,87 @@
+"""What holds for the code as a whole: who touches time, what is loaded when, which names are whose."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import guarded
+
+ROOT = Path(guarded.__file__).parent
+MODULES = sorted(path for path in ROOT.rglob("*.py"))
+
+OF_TIME = {"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time_ns", "call_later", "call_at"}
+EXEMPT = {
+    "_core/virtual.py",  # is a clock itself
+    "cli/_virtual_loop.py",  # likewise
+    "policies/_inflight.py",  # looks now and then whether a loop is alive, which only real time can tell
+}
+HEAVY = {
+    *("pybreaker", "redis", "yaml", "pydantic", "typer", "rich", "tqdm", "httpx", "prometheus_client", "opentelemetry"),
+    *("cachetools", "sqlite3", "http"),
+}
+
+
+def name_of(path: Path) -> str:
+    """The path below the package, as it is written above."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def uses_of_time(tree: ast.AST) -> Iterator[str]:
+    """Where a module takes time or a wait from anywhere but `clock`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (f"line {node.lineno}: import time" for alias in node.names if alias.name in ("time", "sched"))
+        elif isinstance(node, ast.ImportFrom) and node.module in ("time", "sched"):
+            yield f"line {node.lineno}: from time"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OF_TIME:
+            owner = ast.unparse(node.func.value)
+            is_of_time = owner in ("asyncio", "time") or owner.endswith("loop")
+            if is_of_time and ast.unparse(node) != "asyncio.sleep(0)":
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_the_clock_touches_time(path: Path) -> None:
+    """Everything else asks `_core/clock.py`, so that virtual and frozen time move all of it."""
+    found = list(uses_of_time(ast.parse(path.read_text())))
+    if name_of(path) == "_core/clock.py":
+        assert found
+    elif name_of(path) not in EXEMPT:
+        assert found == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_file_is_short(path: Path) -> None:
+    """Less than 400 lines, and says what it is."""
+    text = path.read_text()
+    assert text.count("\n") < 400
+    assert not text or ast.get_docstring(ast.parse(text))
+
+
+def test_no_module_bears_the_name_of_something_public() -> None:
+    """Importing a module can never turn ``guarded.limit`` into that module."""
+    modules = {module.name for module in pkgutil.iter_modules(guarded.__path__)}
+    assert modules.isdisjoint(guarded.__all__)
+
+
+def test_a_plain_stack_loads_nothing_heavy() -> None:
+    """Neither importing guarded nor a call under limit, rate, retry and deadline loads what it has no use for."""
+    code = (
+        "import sys; import wrapt, loguru; before = set(sys.modules); import guarded\n"
+        "from guarded import deadline, limit, rate, retry\n"
+        "@deadline(10, mode='cooperative')\n@limit(2)\n@retry\n@rate('5/s')\n"
+        "def fn(): return 1\n"
+        "assert fn() == 1\n"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(run.stdout.split())
+    assert "guarded" in loaded
+    assert loaded.isdisjoint(HEAVY)
