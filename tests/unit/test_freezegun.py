@@ -23,11 +23,14 @@ from guarded import (
     adaptive,
     circuit,
     deadline,
+    fallback,
+    hedge,
     idempotent,
     limit,
     rate,
     retry,
 )
+from guarded.policies._hedge_core import FEWEST
 
 
 def frozen_time(test: Callable[..., None]) -> Callable[..., None]:
@@ -215,6 +218,24 @@ def test_limit(frozen: Any) -> None:
     learning = limit(adaptive("aimd", initial=10, slow="1s"))
     learning.call(lambda: frozen.tick(2))
     assert learning.snapshot().limit == 9
+
+
+@modes
+@frozen_time
+def test_hedge_and_fallback(frozen: Any, shape: Any) -> None:
+    """A percentile is made of what was ticked; a fallback answers for as long as the circuit below it is open."""
+    hedged = hedge("p50", idempotent=True)
+    call = hedged(shape(lambda: frozen.tick(2)))
+    for _ in range(FEWEST):
+        _called(call)
+    assert hedged._delay()() == pytest.approx(2)
+
+    opens = circuit("fallback-ticks", failures=1, reset_after="30s")
+    answer = fallback("instead")(opens(shape(lambda: "itself")))
+    opens.breaker.open()
+    assert _called(answer) == "instead"
+    frozen.tick(30)
+    assert _called(answer) == "itself"
 
 
 @frozen_time

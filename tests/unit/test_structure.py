@@ -65,6 +65,18 @@ def test_every_file_is_short(path: Path) -> None:
     assert not text or ast.get_docstring(ast.parse(text))
 
 
+def test_nothing_imports_pickle() -> None:
+    """What a store keeps is written by the codec; only others pickle policies, through ``__reduce__``."""
+    importing = {
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and {getattr(node, "module", None), *(alias.name for alias in node.names)} & {"pickle", "marshal", "shelve"}
+    }
+    assert importing == set()
+
+
 def test_no_module_bears_the_name_of_something_public() -> None:
     """Importing a module can never turn ``guarded.limit`` into that module."""
     modules = {module.name for module in pkgutil.iter_modules(guarded.__path__)}
