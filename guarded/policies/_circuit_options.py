@@ -138,12 +138,12 @@ def _check_what_opens(values: dict[str, Any], found: list[str]) -> None:
 def _check_window(given: dict[str, Any], values: dict[str, Any], found: list[str]) -> None:
     window, min_calls = values["window"], values["min_calls"]
     if given["failure_rate"] is None and given["slow_rate"] is None:
-        for option in ("window", "min_calls"):
-            if values[option] is not None:
-                found.append(
-                    f"{option}={values[option]!r}: goes with failure_rate or slow_rate; "
-                    f"failures={values['failures']!r} counts failures in a row"
-                )
+        found.extend(
+            f"{option}={values[option]!r}: goes with failure_rate or slow_rate; "
+            f"failures={values['failures']!r} counts failures in a row"
+            for option in ("window", "min_calls")
+            if values[option] is not None
+        )
         return
     if window is None:
         window = WINDOW

@@ -452,7 +452,7 @@ def test_one_name_is_one_circuit() -> None:
 
 def test_a_name_is_needed() -> None:
     """Bare use is told how to do it."""
-    with pytest.raises(ValueError, match="circuit: name=.*gateway"):
+    with pytest.raises(ValueError, match=r"circuit: name=.*gateway"):
 
         @circuit  # type: ignore[arg-type]
         def run() -> None: ...
