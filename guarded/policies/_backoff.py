@@ -112,10 +112,10 @@ def read_given(given: Any, retries: int) -> Given:
         raise ValueError(f"backoff={given!r}: must be a function or a sequence, such as [{given!r}]")
     if callable(given):
         if kind_of(given) != "sync":
-            raise ValueError("backoff: must be a plain function from the number of the failed attempt to a delay")
+            raise ValueError(f"backoff={given!r}: must be a plain function of the number of the failed attempt")
         return given  # type: ignore[no-any-return]
     if isinstance(given, Iterator):
-        raise ValueError("backoff: is an iterator, which the first call would use up for all others; give a list")
+        raise ValueError(f"backoff={given!r}: is an iterator, which the first call would use up; give a list")
     if not isinstance(given, Iterable):
         raise ValueError(f"backoff={given!r}: must be a function or a sequence of delays")
     delays = tuple(
@@ -123,7 +123,7 @@ def read_given(given: Any, retries: int) -> Given:
         for index, delay in enumerate(itertools.islice(given, min(max(1, retries), sys.maxsize)))
     )
     if not delays:
-        raise ValueError("backoff: must hold at least one delay")
+        raise ValueError(f"backoff={given!r}: must hold at least one delay")
     return delays
 
 
