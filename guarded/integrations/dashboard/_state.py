@@ -24,6 +24,9 @@ from guarded.events.model import LEVELS, Event
 from guarded.events.redact import scrub_cached
 from guarded.events.tally import Sums, Tally, figures
 
+GRACE = 1.0
+"""Seconds that it goes on counting without a viewer, who may only be asking for the next stream."""
+
 
 class Watch:
     """Counts while somebody looks.
@@ -42,9 +45,7 @@ class Watch:
         """The viewers are not the child's."""
         self._lock = threading.Lock()
         self.viewers = 0
-        if self._subscription is not None:
-            self._subscription.close()
-            self._subscription = None
+        self._stop()
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
@@ -58,9 +59,26 @@ class Watch:
         finally:
             with self._lock:
                 self.viewers -= 1
-                if self.viewers == 0 and self._subscription is not None:
-                    self._subscription.close()
-                    self._subscription = None
+                leaving = self.viewers == 0
+            if leaving:
+                timer = threading.Timer(GRACE, self._stop_unless_viewed)
+                timer.daemon = True
+                timer.start()
+
+    def _stop_unless_viewed(self) -> None:
+        with self._lock:
+            if self.viewers == 0:
+                self._stop()
+
+    def stop(self) -> None:
+        """Count no more, whoever looks; the next viewer begins it again."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
 
     def state(self) -> dict[str, Any]:
         """The document, without events."""

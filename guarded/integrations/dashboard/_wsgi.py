@@ -46,6 +46,7 @@ class WsgiDashboard:
     def stop(self) -> None:
         """End the streams that are open, and those to come."""
         self._stopped.set()
+        self._site.watch.stop()
 
     def _stream(self) -> Generator[bytes, None, None]:
         """Pieces, until the server closes this, since the viewer has left, or `stop`, or time is up."""
