@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import timedelta
 from math import inf, isinf
 from typing import Any
 
@@ -190,7 +191,7 @@ def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
     rows = []
     for option in dataclasses.fields(layer.options):
         value = getattr(layer.options, option.name)
-        given = value != option.default
+        given = value not in (option.default, option.metadata.get("filled_in"))  # for circuits that need one
         if option.name in layer.sources:
             rows.append((option.name, _show(value), layer.sources[option.name]))
         elif value is not None:
@@ -199,6 +200,8 @@ def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, timedelta):
+        return repr(format_duration(value.total_seconds()))
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", None) or repr(value)
     return repr(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,8 +32,8 @@ class CircuitOptions:
 
     failures: int | None = FAILURES
     failure_rate: float | None = None
-    window: int | timedelta | None = None
-    min_calls: int | None = None
+    window: int | timedelta | None = field(default=None, metadata={"filled_in": WINDOW})
+    min_calls: int | None = field(default=None, metadata={"filled_in": MIN_CALLS})
     slow_call: float | None = None
     slow_rate: float | None = None
     reset_after: float = RESET_AFTER

@@ -158,7 +158,7 @@ class Conduct:
         self.release_later(run)
         return StoreError(
             f"{call.function}: store {self.store.name!r} of {self.policy.label!r} cannot be asked whether this key "
-            f"has run, so the call was not made: {type(error).__name__}",
+            f"has run, so the call was not made: {error if isinstance(error, Reported) else type(error).__name__}",
             policy=self.policy.label,
             store=self.store.name,
         )

@@ -108,7 +108,7 @@ class Behind:
     def _step(self, step: Callable[..., ReplyT], *args: Any) -> ReplyT:
         asked = self._health.may_ask()
         if asked is None:
-            raise Reported(self.name)
+            raise Reported("it has just failed and is not asked yet")
         try:
             reply = step(*args)
         except Exception as error:
@@ -119,7 +119,7 @@ class Behind:
     async def _step_async(self, step: Callable[..., Awaitable[ReplyT]], *args: Any) -> ReplyT:
         asked = self._health.may_ask()
         if asked is None:
-            raise Reported(self.name)
+            raise Reported("it has just failed and is not asked yet")
         try:
             reply = await step(*args)
         except Exception as error:

@@ -212,6 +212,7 @@ def test_a_store_that_cannot_be_asked_means_no_call() -> None:
             call()
         assert isinstance(caught.value.__cause__, ConnectionError)
         assert "secret" not in str(caught.value)
+        assert str(caught.value).endswith("so the call was not made: ConnectionError")
         assert runs == []
         store.broken = set()
         assert call() == 1

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
 import pytest
 
-from guarded import GuardWarning, PolicyNotFound, deadline, explain, fallback, guard, idempotent, limit, registry, retry
+from guarded import (
+    GuardWarning,
+    PolicyNotFound,
+    circuit,
+    deadline,
+    explain,
+    fallback,
+    guard,
+    idempotent,
+    limit,
+    registry,
+    retry,
+)
 
 
 def test_a_stack_puts_its_parts_outermost_first() -> None:
@@ -106,6 +119,14 @@ def test_explain_tells_options_and_where_they_came_from() -> None:
     assert f"seconds = 10.0  (code {registry['total'].place})" in text
     assert "mode = 'thread'  (default)" in text
     assert str(explain("total")).splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_explain_shows_what_a_circuit_fills_in_as_a_default() -> None:
+    """Nobody wrote the window and its minimum that a failure_rate needs; a window is a time as one writes it."""
+    found = str(explain(circuit("filled", failure_rate=0.5)))
+    assert "window = '1m'  (default)" in found
+    assert "min_calls = 10  (default)" in found
+    assert re.search(r"window = '30s'  \(code .*\)", str(explain(circuit("own", failure_rate=0.5, window="30s"))))
 
 
 def test_explain_of_methods_names_and_nonsense() -> None:
