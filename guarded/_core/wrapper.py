@@ -98,4 +98,7 @@ def refuse_unguardable(target: object) -> None:
     if isinstance(target, (property, functools.cached_property)):
         raise TypeError("cannot guard a property: put the policy on the function below @property")
     if not callable(target) and not isinstance(target, (classmethod, staticmethod)):
-        raise TypeError(f"cannot guard {type(target).__qualname__!r} object: a policy goes on a callable")
+        raise TypeError(
+            f"cannot guard {type(target).__qualname__!r} object: a policy goes on a callable; "
+            "this may be a call of what was decorated without parentheses, as @deadline for @deadline('10s')"
+        )

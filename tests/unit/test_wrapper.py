@@ -297,7 +297,7 @@ def test_callable_objects_and_partials() -> None:
         (Service, "cannot guard the class Service"),
         (property(lambda self: 1), "below @property"),
         (functools.cached_property(lambda self: 1), "below @property"),
-        (3, "policy goes on a callable"),
+        (3, "policy goes on a callable.*without parentheses"),
         (None, "policy goes on a callable"),
     ],
 )
