@@ -111,6 +111,8 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("guarded")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'guarded' has no attribute {name!r}")

@@ -49,6 +49,8 @@ class CircuitOpen(Rejected, CircuitBreakerError):
         retry_after: seconds after which a call will be let through; None when nobody can know.
     """
 
+    __module__ = "guarded.errors"  # where it is to be imported from, like all others
+
     layer = "circuit"
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import pkgutil
 import subprocess
 import sys
@@ -97,3 +98,15 @@ def test_a_plain_stack_loads_nothing_heavy() -> None:
     loaded = set(run.stdout.split())
     assert "guarded" in loaded
     assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    """`guarded.__version__` is what the installed package says; a source tree alone has none."""
+    try:
+        expected = importlib.metadata.version("guarded")
+    except importlib.metadata.PackageNotFoundError:
+        with pytest.raises(importlib.metadata.PackageNotFoundError):
+            guarded.__version__  # noqa: B018 - the look-up is the point
+    else:
+        assert guarded.__version__ == expected
+    assert f"{guarded.CircuitOpen.__module__}.{guarded.CircuitOpen.__qualname__}" == "guarded.errors.CircuitOpen"
