@@ -75,7 +75,8 @@ def fill(box: list[Any], awaitable: Awaitable[Any]) -> Generator[Any, Any, None]
 def resume(steps: Generator[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
     """Await the rest of a generator whose first step has been made already, and gave `pending`.
 
-    The loop of PEP 380, since ``yield from`` would make the next step before `pending` is done.
+    ``yield from`` alone would make the next step before `pending` is done. asyncio sends nothing but None when it is, so
+    that the next step can be left to it; what else may come is handed on as in PEP 380.
     """
     while True:
         try:
@@ -86,6 +87,9 @@ def resume(steps: Generator[Any, Any, None], pending: Any) -> Generator[Any, Any
         except BaseException as thrown:
             step: Callable[[], Any] = functools.partial(steps.throw, thrown)
         else:
+            if sent is None:
+                yield from steps
+                return
             step = functools.partial(steps.send, sent)
         try:
             pending = step()
