@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from guarded import events
 from guarded._core import clock
 from guarded._core.registry import Registry
 from guarded._testing import pytest_plugin
+
+
+# Worker processes import test modules by name. Last, so that an installed package comes before the checkout's.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 def pytest_configure(config: pytest.Config) -> None:
