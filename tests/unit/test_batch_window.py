@@ -23,6 +23,18 @@ def test_no_more_than_at_once_have_not_ended() -> None:
     assert (window.started, window.outstanding, window.done) == (2, 1, 1)
 
 
+def test_failed_items_are_counted() -> None:
+    """Cancelled ones too; successes are not."""
+    window: AtTheEnd[int] = AtTheEnd(3, 3)
+    for _ in range(3):
+        window.start()
+    counts = []
+    for settled in (success(0, 0), failure(ValueError(), 1), cut_off(2, None)):
+        window.finish(settled)
+        counts.append(window.failed)
+    assert counts == [0, 1, 2]
+
+
 @pytest.mark.parametrize("order", [InOrder, AsCompleted])
 def test_unread_outcomes_count_against_the_window(order: type[Window[int]]) -> None:
     """What is finished but not read takes room; reading gives it back."""
@@ -174,6 +186,25 @@ def test_control_flow_of_an_item_is_no_outcome() -> None:
     exit_ = SystemExit(3)
     assert state.item_crashed(0, exit_)
     assert state.farewell() is exit_
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_crashed_item_is_read_only_where_outcomes_are(raises: bool) -> None:
+    """A batch that raises hands out results only; a second crash does not end it again."""
+    state: Course[int] = Course("imap_limit", raises, InOrder(2, 4), math.inf)
+    for _ in range(2):
+        state.window.start()
+    assert state.item_crashed(0, SystemExit(1))
+    assert state.window.ready is not raises
+    assert not state.item_crashed(1, SystemExit(2))
+
+
+def test_a_batch_lets_go_of_its_error() -> None:
+    """Else the error's traceback, which leads to the batch, and the batch would keep each other alive."""
+    state = course()
+    state.item_ended(failure(ValueError(), 0))
+    assert state.farewell() is not None
+    assert state.error is None
 
 
 def test_outcomes_are_found_behind_causes() -> None:

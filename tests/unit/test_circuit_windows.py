@@ -10,6 +10,7 @@ import pytest
 
 from guarded import CircuitOpen, circuit, registry
 from guarded._core.virtual import VirtualTime
+from guarded.policies._circuit_windows import CallWindow, TimeWindow
 from guarded.policies.circuit import Circuit
 from guarded.testing import capture, virtual_time
 
@@ -107,6 +108,41 @@ def test_a_time_window_survives_a_clock_that_goes_back() -> None:
         frozen.move_to("2026-01-01")
         fail(run, 3)
     assert gateway.state == "open"
+
+
+def test_a_count_window_keeps_as_many_results_as_it_is_long() -> None:
+    """Even or odd: as many successes as it holds push every failure out, one fewer leave one."""
+    for size in (4, 5):
+        window = CallWindow(size)
+        for _ in range(size):
+            window.add(0, True, True)
+        left = []
+        for _ in range(size):
+            window.add(0, False, False)
+            left.append((window.calls, window.failed, window.slow))
+        assert left == [(size, each, each) for each in reversed(range(size))]
+
+
+def test_a_result_counts_for_at_least_19_of_20_parts_of_the_window() -> None:
+    """And never longer than the window, in all three totals."""
+    window = TimeWindow(200)
+    window.add(0, False, False)
+    window.add(19, True, True)
+    window.move(209)
+    assert (window.calls, window.failed, window.slow) == (1, 1, 1)
+    window.move(219)
+    assert (window.calls, window.failed, window.slow) == (0, 0, 0)
+
+
+def test_an_emptied_time_window_starts_anew_where_the_clock_goes_back() -> None:
+    """What is counted after that leaves it like everything else."""
+    window = TimeWindow(200)
+    window.add(0, True, False)
+    window.move(10_000)
+    window.add(5, True, False)
+    assert (window.calls, window.failed) == (1, 1)
+    window.move(10_000)
+    assert (window.calls, window.failed) == (0, 0)
 
 
 def test_figures_in_the_snapshot() -> None:

@@ -54,6 +54,20 @@ def test_a_percentile_is_taken_anew_after_a_few_observations() -> None:
     assert latencies.quantile(0.5) == 9.0
 
 
+def test_a_percentile_is_at_most_16_observations_old() -> None:
+    """The sixteenth makes it anew, and those before it do not."""
+    latencies = Latencies()
+    for _ in range(20):
+        latencies.observe(1.0)
+    for slow in (9.0, 99.0):
+        before = latencies.quantile(0.9)
+        for _ in range(15):
+            latencies.observe(slow)
+        assert latencies.quantile(0.9) == before
+        latencies.observe(slow)
+        assert latencies.quantile(0.9) == slow
+
+
 def test_copies_start_one_after_the_other() -> None:
     """Each `after` the one before; then none."""
     race = Race(2.0, 2)

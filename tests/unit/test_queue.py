@@ -73,3 +73,12 @@ def test_random_adds_and_removes_match_a_sorted_list() -> None:
         assert queue.head() is (expected[0] if expected else None)
         assert len(queue) == len(model)
     assert list(queue) == sorted(model, key=lambda each: (-each.priority, each.since))
+
+
+def test_a_newcomer_goes_first_only_above_all_lanes() -> None:
+    """Not between two of them, and not beside the highest."""
+    queue = WaitQueue()
+    assert queue.goes_first(-9)
+    queue.add(entry(0))
+    queue.add(entry(5))
+    assert [queue.goes_first(priority) for priority in (3, 5, 6)] == [False, False, True]
