@@ -21,7 +21,6 @@ from guarded._core import clock
 from guarded._core.registry import Registry
 from guarded._testing import pytest_plugin
 
-
 # Worker processes import test modules by name. Last, so that an installed package comes before the checkout's.
 sys.path.append(str(Path(__file__).parents[1]))
 

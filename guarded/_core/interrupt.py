@@ -75,7 +75,7 @@ def fill(box: list[Any], awaitable: Awaitable[Any]) -> Generator[Any, Any, None]
 def resume(steps: Generator[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
     """Await the rest of a generator whose first step has been made already, and gave `pending`.
 
-    ``yield from`` alone would make the next step before `pending` is done. asyncio sends nothing but None when it is, so
+    ``yield from`` alone would make the next step before `pending` is done. asyncio then sends nothing but None, so
     that the next step can be left to it; what else may come is handed on as in PEP 380.
     """
     while True:

@@ -102,8 +102,11 @@ def footprint() -> list[Table]:
     rows = [[what, f"{held:,.0f}"] for what, held in memory]
     below = import_milliseconds(BELOW)
     starts = [[f"`{BELOW}`", f"{below:.0f} ms"]]
-    for statement in ("import guarded", f"from guarded import {', '.join(EVERY_POLICY)}", "import guarded.config"):
-        starts.append([f"`{statement}` on top", f"{import_milliseconds(f'{BELOW}; {statement}') - below:.0f} ms"])
+    statements = ("import guarded", f"from guarded import {', '.join(EVERY_POLICY)}", "import guarded.config")
+    starts += [
+        [f"`{statement}` on top", f"{import_milliseconds(f'{BELOW}; {statement}') - below:.0f} ms"]
+        for statement in statements
+    ]
     return [Table("memory", ["what", "bytes"], rows), Table("import", ["what", "CPU time"], starts)]
 
 
