@@ -161,17 +161,25 @@ def test_items_run_while_the_reader_is_busy() -> None:
 
 
 def test_threads_go_on_while_the_reader_is_busy() -> None:
-    """They have items queued."""
+    """What was pulled before the first result was there is done meanwhile."""
     ended: list[int] = []
-    enough = threading.Event()
+    queued, enough = threading.Event(), threading.Event()
+
+    class Source(Items):
+        def __next__(self) -> int:
+            item = super().__next__()
+            if item == 3:
+                queued.set()
+            return item
 
     def fn(item: int) -> int:
+        queued.wait(10)  # the first result comes only when three more items are queued
         ended.append(item)
         if len(ended) >= 4:
             enough.set()
         return item
 
-    with closing(imap_limit(fn, Items(), concurrency=1, window=4)) as batch:
+    with closing(imap_limit(fn, Source(), concurrency=1, window=4)) as batch:
         assert next(batch) == 0
         assert enough.wait(10)
 
