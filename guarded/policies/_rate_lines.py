@@ -21,6 +21,7 @@ from guarded._core.monitor import Monitor, entered_again
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.policies._rate_advance import Advance
 from guarded.policies._rate_core import Mark, Meter
+from guarded.policies._rate_meters import ALIGNMENT
 from guarded.policies._rate_queue import Floor, Line, Ticket
 
 NS = 1_000_000_000
@@ -81,7 +82,8 @@ class Lines(Monitor):
     """
 
     __slots__ = (
-        "_advance", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew", "take"
+        "_advance", "_anchor", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew",
+        "take",
     )  # fmt: skip
 
     def __init__(self, make: Callable[[Callable[[], int]], Meter], *, keyed: bool) -> None:
@@ -91,6 +93,7 @@ class Lines(Monitor):
         self._keyed = keyed
         self._skew = 0
         self._last = 0
+        self._anchor = 0  # what the wall clock says at time 0 of the timeline
         self._floor = Floor()
         self._lines: dict[Key, Line] = {}
         self._ring: deque[Key] = deque()  # every key once, in the order in which they are looked at
@@ -322,7 +325,11 @@ class Lines(Monitor):
         return now
 
     def _epoch(self) -> int:
-        return int(clock.wall() * NS) - self._last
+        # One anchor for all windows, and not the noise of each reading, so that their boundaries fall together.
+        read = int(clock.wall() * NS) - self._last
+        if abs(read - self._anchor) > ALIGNMENT:
+            self._anchor = read
+        return self._anchor
 
     def _new_line(self) -> Line:
         return Line(self._make(self._epoch), self._floor, self._outgoing)

@@ -9,7 +9,7 @@ from typing import Any
 
 from guarded.policies._rate_core import Algorithm, Joint, Mark, Meter, Quota
 
-_ALIGNMENT = 1_000_000  # nanoseconds; smaller differences to the wall clock are noise of its floats
+ALIGNMENT = 1_000_000  # nanoseconds; smaller differences to the wall clock are noise of its floats
 
 
 class Sliding:
@@ -335,7 +335,7 @@ class Fixed:
             # The nearest boundary, not the next: a clock a little behind must not make a window of a millisecond.
             end += self.window
             off = (end + self._epoch() + self.window // 2) % self.window - self.window // 2
-            if abs(off) > _ALIGNMENT:
+            if abs(off) > ALIGNMENT:
                 end -= off
             if end <= now:
                 end += self.window

@@ -213,6 +213,20 @@ def test_random_cancellations_lose_nothing(algorithm: Any, seed: int, time: Virt
     assert limited.lines._single.users == 0
 
 
+def test_the_aligned_windows_of_one_rate_end_together(time: VirtualTime) -> None:
+    """A second's window ends exactly where the minute's does, however coarse the wall clock reads.
+
+    Else a waiter could be booked into the nanosecond between them, resume in the next window, and find it taken.
+    """
+    limited = rate("7/s; 60/m", algorithm="fixed")
+    for _ in range(500):
+        assert limited.try_acquire()
+        lines = limited.lines
+        ends = [end for end, _ in lines._single.meter.state(lines._now())]
+        assert (ends[1] - ends[0]) % 1_000_000_000 == 0
+        time.advance(33.000000007)
+
+
 @pytest.mark.parametrize("steps", range(1, 8))
 def test_cancel_at_every_await(steps: int, time: VirtualTime) -> None:
     """However many loop rounds after its start a task is cancelled, the budget comes out even."""
