@@ -18,7 +18,7 @@ from guarded._testing.selection import Selection, Target
 
 if TYPE_CHECKING:
     from guarded._core.chain import Chain
-    from guarded.policies._circuit_core import CircuitCore
+    from guarded.policies._circuit.core import CircuitCore
     from guarded.policies.circuit import Circuit
 
 Forced: TypeAlias = Literal["closed", "open", "half-open", "isolated"]

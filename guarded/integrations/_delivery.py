@@ -13,8 +13,8 @@ from typing import Any, cast
 from guarded._core.call import Call
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded.errors import Rejected
-from guarded.policies._retry_core import encloses
-from guarded.policies._retry_run import Done, Layer, Run
+from guarded.policies._retry.core import encloses
+from guarded.policies._retry.run import Done, Layer, Run
 from guarded.policies.retry import Retry
 
 

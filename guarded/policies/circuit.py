@@ -18,16 +18,16 @@ from guarded._core.call import Call, Stream, current, out_of_time
 from guarded._core.durations import Duration, format_duration
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
-from guarded.policies._circuit_judge import Judge
-from guarded.policies._circuit_local import CircuitSnapshot, LocalCircuit
-from guarded.policies._circuit_options import CircuitOptions
-from guarded.policies._circuit_terms import DISABLED, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
+from guarded.policies._circuit.judge import Judge
+from guarded.policies._circuit.local import CircuitSnapshot, LocalCircuit
+from guarded.policies._circuit.options import CircuitOptions
+from guarded.policies._circuit.terms import DISABLED, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
 from guarded.policies._matching import Matches
 from guarded.policies._store_option import WhenStoreFails
 
 if TYPE_CHECKING:
     from guarded._core.breaker import RegisteredBreaker
-    from guarded.policies._circuit_stored import StoredCircuit
+    from guarded.policies._circuit.stored import StoredCircuit
 
 __all__ = ["Circuit", "CircuitOptions", "CircuitSnapshot", "circuit"]
 
@@ -169,7 +169,7 @@ class Circuit(Policy[CircuitOptions]):
         self.judge = Judge(options, self.local.excludes)
 
     def _in_store(self) -> StoredCircuit:
-        from guarded.policies._circuit_stored import StoredCircuit  # only where there is a store
+        from guarded.policies._circuit.stored import StoredCircuit  # only where there is a store
 
         return StoredCircuit(self)
 

@@ -20,7 +20,7 @@ from guarded._core.interrupt import Interrupt
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded
-from guarded.policies._deadline_run import (
+from guarded.policies._deadline.shells import (
     DeadlineLayer,
     async_shell,
     async_stream_shell,

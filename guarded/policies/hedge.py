@@ -21,9 +21,9 @@ from guarded._core.place import warn
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded._core.workers import MAX_ABANDONED, workers
-from guarded.policies._hedge_core import Latencies, delay_of, read_after
-from guarded.policies._hedge_race import Contest, run_in_tasks, run_in_threads
-from guarded.policies._retry_budget import RetryBudget, budget_problem, find_budget
+from guarded.policies._hedge.core import Latencies, delay_of, read_after
+from guarded.policies._hedge.race import Contest, run_in_tasks, run_in_threads
+from guarded.policies._retry.budget import RetryBudget, budget_problem, find_budget
 
 __all__ = ["Hedge", "HedgeOptions", "hedge"]
 

@@ -22,12 +22,12 @@ from guarded._core.keys import binder_for, compile_key, key_problem
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded._core.waiters import ThreadWaiter
-from guarded.policies._idempotent_async import AsyncShell
-from guarded.policies._idempotent_core import AGAIN, JOINING, Conduct, is_own, polls
-from guarded.policies._inflight import Cut, Failed, Neutral, Outcome, Phase, Returned, Run, Runs, Step
-from guarded.policies._results import Bytes, Copies, Keeper, return_problem
+from guarded.policies._idempotent.async_shell import AsyncShell
+from guarded.policies._idempotent.core import AGAIN, JOINING, Conduct, is_own, polls
+from guarded.policies._idempotent.inflight import Cut, Failed, Neutral, Outcome, Phase, Returned, Run, Runs, Step
+from guarded.policies._idempotent.results import Bytes, Copies, Keeper, return_problem
 from guarded.policies._store_option import WhenStoreFails, read_store
-from guarded.stores.contract import IdempotentStore, Running
+from guarded.stores.contract.idempotent import IdempotentStore, Running
 from guarded.stores.memory import MemoryStore
 
 OnDuplicate = Literal["join", "reject"]
@@ -195,7 +195,7 @@ class Idempotent(Policy[IdempotentOptions]):
             return MemoryStore()
         if isinstance(store, IdempotentStore):
             return store
-        from guarded.policies._idempotent_stored import Behind  # only where there is a store that may fail
+        from guarded.policies._idempotent.stored import Behind  # only where there is a store that may fail
 
         return Behind(self, store, self.options.when_store_fails)
 

@@ -1,7 +1,7 @@
 """limit: how many at once (bulkhead).
 
 One budget of permits for threads and any number of event loops, served in strict order of arrival inside a priority.
-Beside this: `_limit_core` decides, `_limit_wait` stands in the queue, `_limit_shells` goes around callables.
+Beside this: `_limit.core` decides, `_limit.wait` stands in the queue, `_limit.shells` goes around callables.
 Waits are seconds.
 """
 
@@ -21,19 +21,19 @@ from guarded._core.policy import AsyncNext, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
 from guarded.events.model import DEBUG, TRACE
-from guarded.policies._adaptive import Adaptive, adaptive
-from guarded.policies._limit_blocks import Blocks
-from guarded.policies._limit_core import KeyedPools, LimitSnapshot, Pool
-from guarded.policies._limit_hand import Claim, Permit, Scope
-from guarded.policies._limit_learner import Learner
-from guarded.policies._limit_options import Amount, LimitOptions, is_whole
-from guarded.policies._limit_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
-from guarded.policies._limit_wait import Gate
+from guarded.policies._limit.adaptive import Adaptive, adaptive
+from guarded.policies._limit.blocks import Blocks
+from guarded.policies._limit.core import KeyedPools, LimitSnapshot, Pool
+from guarded.policies._limit.hand import Claim, Permit, Scope
+from guarded.policies._limit.learner import Learner
+from guarded.policies._limit.options import Amount, LimitOptions, is_whole
+from guarded.policies._limit.shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
+from guarded.policies._limit.wait import Gate
 from guarded.policies._store_option import WhenStoreFails
 from guarded.policies._turns import is_sent_back, with_turns, with_turns_async
 
 if TYPE_CHECKING:
-    from guarded.policies._limit_stored import StoredLimit
+    from guarded.policies._limit.stored import StoredLimit
 
 __all__ = ["Adaptive", "Limit", "LimitOptions", "LimitSnapshot", "Permit", "adaptive", "limit"]
 
@@ -98,7 +98,7 @@ class Limit(Blocks):
         self.gate: Gate = self.stored or Gate(self)
 
     def _in_store(self) -> StoredLimit:
-        from guarded.policies._limit_stored import StoredLimit  # only where there is a store
+        from guarded.policies._limit.stored import StoredLimit  # only where there is a store
 
         self._quick = None
         return StoredLimit(self)

@@ -1,7 +1,7 @@
 """rate: how many per time.
 
-One budget for threads and any number of event loops. Beside this: `_rate_meters` count, `_rate_queue` keeps those who
-wait in order of arrival, `_rate_lines` holds all keys under one lock, `_rate_wait` sleeps, `_rate_shells` goes around
+One budget for threads and any number of event loops. Beside this: `_rate.meters` count, `_rate.queue` keeps those who
+wait in order of arrival, `_rate.lines` holds all keys under one lock, `_rate.wait` sleeps, `_rate.shells` goes around
 callables, `_turns` lets a rate inside a limit wait without a permit. Waits are seconds, costs are units.
 """
 
@@ -20,18 +20,18 @@ from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
-from guarded.policies._limit_options import is_whole
-from guarded.policies._rate_core import Algorithm
-from guarded.policies._rate_hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
-from guarded.policies._rate_lines import Lines
-from guarded.policies._rate_meters import make_meter
-from guarded.policies._rate_options import RateOptions
-from guarded.policies._rate_shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
-from guarded.policies._rate_wait import Gate
+from guarded.policies._limit.options import is_whole
+from guarded.policies._rate.core import Algorithm
+from guarded.policies._rate.hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
+from guarded.policies._rate.lines import Lines
+from guarded.policies._rate.meters import make_meter
+from guarded.policies._rate.options import RateOptions
+from guarded.policies._rate.shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
+from guarded.policies._rate.wait import Gate
 from guarded.policies._store_option import WhenStoreFails
 
 if TYPE_CHECKING:
-    from guarded.policies._rate_stored import StoredRate
+    from guarded.policies._rate.stored import StoredRate
 
 __all__ = ["Admission", "Peek", "Rate", "RateOptions", "RateSnapshot", "Reservation", "rate"]
 
@@ -69,7 +69,7 @@ class Rate(Policy[RateOptions]):
         self._plain = self._cost if plain else None  # what a call costs that needs neither a key nor a store
 
     def _in_store(self) -> StoredRate:
-        from guarded.policies._rate_stored import StoredRate  # only where there is a store
+        from guarded.policies._rate.stored import StoredRate  # only where there is a store
 
         return StoredRate(self)
 

@@ -22,12 +22,12 @@ from guarded._core.policy import Args, AsyncNext, F, Fn, Kwargs, Policy, Site, S
 from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded
 from guarded.http import transient
-from guarded.policies._backoff import Jitter
 from guarded.policies._exceptions import trim
 from guarded.policies._matching import Matches, title
-from guarded.policies._retry_budget import RetryBudget
-from guarded.policies._retry_options import RetryOptions
-from guarded.policies._retry_run import Done, Layer, Run
+from guarded.policies._retry.backoff import Jitter
+from guarded.policies._retry.budget import RetryBudget
+from guarded.policies._retry.options import RetryOptions
+from guarded.policies._retry.run import Done, Layer, Run
 
 __all__ = ["Done", "Retry", "RetryBudget", "retry"]
 

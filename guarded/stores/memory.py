@@ -14,9 +14,9 @@ import cachetools
 
 from guarded._core import clock
 from guarded._core.fork import after_fork
-from guarded.policies import _records
-from guarded.policies._records import Record
-from guarded.stores.contract import Claim, Reply
+from guarded.policies._idempotent import records
+from guarded.policies._idempotent.records import Record
+from guarded.stores.contract.idempotent import Claim, Reply
 
 MAX_RECORDS = 100_000
 
@@ -57,7 +57,7 @@ class MemoryStore:
     def begin(self, key: str, claim: Claim) -> Reply[Any]:
         """See `IdempotentStore.begin`."""
         with self._lock:
-            reply, record = _records.begin(self._find(key), claim, clock.monotonic())
+            reply, record = records.begin(self._find(key), claim, clock.monotonic())
             if record is not None:
                 self._running[key] = record
         return reply
@@ -65,7 +65,7 @@ class MemoryStore:
     def complete(self, key: str, claim: Claim, payload: Any) -> bool:
         """See `IdempotentStore.complete`."""
         with self._lock:
-            record = _records.complete(self._find(key), claim, payload, clock.monotonic())
+            record = records.complete(self._find(key), claim, payload, clock.monotonic())
             if record is None:
                 return False
             self._running.pop(key, None)
@@ -75,7 +75,7 @@ class MemoryStore:
     def renew(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.renew`."""
         with self._lock:
-            record = _records.renew(self._find(key), claim, clock.monotonic())
+            record = records.renew(self._find(key), claim, clock.monotonic())
             if record is None:
                 return False
             self._running[key] = record
@@ -84,7 +84,7 @@ class MemoryStore:
     def release(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.release`."""
         with self._lock:
-            if not _records.may_release(self._find(key), claim, clock.monotonic()):
+            if not records.may_release(self._find(key), claim, clock.monotonic()):
                 return False
             del self._running[key]
         return True

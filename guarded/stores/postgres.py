@@ -13,11 +13,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from guarded._core.durations import Duration, parse_duration
-from guarded.policies import _records
-from guarded.policies._records import Record
+from guarded.policies._idempotent import records
+from guarded.policies._idempotent.records import Record
 from guarded.stores import StoreProblem, open_store
-from guarded.stores._postgres_link import Link, Row, Value
-from guarded.stores.contract import Claim, InThreads, Reply, Started
+from guarded.stores._postgres.link import Link, Row, Value
+from guarded.stores.contract.idempotent import Claim, InThreads, Reply, Started
 from guarded.stores.health import PROBE, Health
 
 TIMEOUT = 1.0
@@ -106,7 +106,7 @@ class PostgresRecords(InThreads):
             for row in self._link.run(_BEGIN, *given, b"true" if claim.take_over else b"false"):
                 if row[0] == b"t":
                     return Started(None if row[1] is None else max(0.0, float(row[1])))
-                reply, _ = _records.begin(_record(row), claim, float(row[1] or b"0"))
+                reply, _ = records.begin(_record(row), claim, float(row[1] or b"0"))
                 if not isinstance(reply, Started):
                     return reply
         raise TimeoutError("others change the record faster than it can be read")

@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 from guarded._core.durations import Duration, parse_duration
 from guarded.stores import StoreProblem, open_store
-from guarded.stores._redis_link import Link
+from guarded.stores._redis.link import Link
 from guarded.stores.health import PROBE, Health
 
 if TYPE_CHECKING:
-    from guarded.stores._redis_circuits import RedisCircuits
-    from guarded.stores._redis_limits import RedisLimits
-    from guarded.stores._redis_rates import RedisRates
-    from guarded.stores._redis_records import RedisRecords
+    from guarded.stores._redis.circuits import RedisCircuits
+    from guarded.stores._redis.limits import RedisLimits
+    from guarded.stores._redis.rates import RedisRates
+    from guarded.stores._redis.records import RedisRecords
 
 TIMEOUT = 0.25
 LEASE = 10.0
@@ -78,28 +78,28 @@ class RedisStore:
     @cached_property
     def rates(self) -> RedisRates:
         """For `rate`."""
-        from guarded.stores._redis_rates import RedisRates
+        from guarded.stores._redis.rates import RedisRates
 
         return RedisRates(self)
 
     @cached_property
     def limits(self) -> RedisLimits:
         """For `limit`."""
-        from guarded.stores._redis_limits import RedisLimits
+        from guarded.stores._redis.limits import RedisLimits
 
         return RedisLimits(self)
 
     @cached_property
     def circuits(self) -> RedisCircuits:
         """For `circuit`."""
-        from guarded.stores._redis_circuits import RedisCircuits
+        from guarded.stores._redis.circuits import RedisCircuits
 
         return RedisCircuits(self)
 
     @cached_property
     def idempotent(self) -> RedisRecords:
         """For `idempotent`."""
-        from guarded.stores._redis_records import RedisRecords
+        from guarded.stores._redis.records import RedisRecords
 
         return RedisRecords(self)
 

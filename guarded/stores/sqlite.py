@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from guarded._core.durations import Duration, parse_duration
 from guarded.stores import StoreProblem, open_store
-from guarded.stores._sqlite_link import Link
+from guarded.stores._sqlite.link import Link
 from guarded.stores.health import PROBE, Health
 
 if TYPE_CHECKING:
-    from guarded.stores._sqlite_rates import SQLiteRates
-    from guarded.stores._sqlite_records import SQLiteRecords
+    from guarded.stores._sqlite.rates import SQLiteRates
+    from guarded.stores._sqlite.records import SQLiteRecords
 
 TIMEOUT = 2.0
 _DEFAULTS: Final = {"timeout": TIMEOUT, "probe": PROBE}
@@ -61,14 +61,14 @@ class SQLiteStore:
     @cached_property
     def rates(self) -> SQLiteRates:
         """For `rate`."""
-        from guarded.stores._sqlite_rates import SQLiteRates
+        from guarded.stores._sqlite.rates import SQLiteRates
 
         return SQLiteRates(self)
 
     @cached_property
     def idempotent(self) -> SQLiteRecords:
         """For `idempotent`."""
-        from guarded.stores._sqlite_records import SQLiteRecords
+        from guarded.stores._sqlite.records import SQLiteRecords
 
         return SQLiteRecords(self)
 

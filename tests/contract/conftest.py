@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from guarded.policies._rate_lines import Lines, Refusal
-from guarded.policies._rate_meters import make_meter
+from guarded.policies._rate.lines import Lines, Refusal
+from guarded.policies._rate.meters import make_meter
 from guarded.stores import open_store
-from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule, Refused
+from guarded.stores.contract.rate import Booked, Budget, Passed, RateRule, Refused
 from guarded.stores.memory import MemoryStore
 
 SERVERS = ("valkey", "redis_6_2")

@@ -1,4 +1,4 @@
-"""What every store of idempotency records promises, see `guarded.stores.contract`."""
+"""What every store of idempotency records promises, see `guarded.stores.contract.idempotent`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guarded.stores.contract import Abandoned, Claim, Finished, IdempotentStore, Mismatch, Running, Started
+from guarded.stores.contract.idempotent import Abandoned, Claim, Finished, IdempotentStore, Mismatch, Running, Started
 
 pytestmark = pytest.mark.real_clock
 KEY = "5f" * 32

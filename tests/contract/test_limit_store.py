@@ -1,4 +1,4 @@
-"""What every store of limits promises, see `guarded.stores.contract_limit`."""
+"""What every store of limits promises, see `guarded.stores.contract.limit`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from guarded.stores.contract_limit import Full, Granted, Pledge
+from guarded.stores.contract.limit import Full, Granted, Pledge
 
 pytestmark = pytest.mark.real_clock
 LEASE = 0.3

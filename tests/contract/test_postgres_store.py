@@ -16,7 +16,7 @@ import pytest
 from guarded import StoreError, deadline, idempotent
 from guarded.errors import DeadlineExceeded
 from guarded.stores import open_store
-from guarded.stores.contract import Claim, Finished, Running, Started
+from guarded.stores.contract.idempotent import Claim, Finished, Running, Started
 
 pytestmark = pytest.mark.real_clock
 psycopg = pytest.importorskip("psycopg")

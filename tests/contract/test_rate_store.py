@@ -1,4 +1,4 @@
-"""What every store of rates promises, see `guarded.stores.contract_rate`."""
+"""What every store of rates promises, see `guarded.stores.contract.rate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule, Refused
+from guarded.stores.contract.rate import Booked, Budget, Passed, RateRule, Refused
 
 pytestmark = pytest.mark.real_clock
 MS = 1_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from guarded.stores import open_store
-from guarded.stores.contract_limit import Full, Granted, Pledge
+from guarded.stores.contract.limit import Full, Granted, Pledge
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 WORKER = Path(__file__).with_name("fleet_worker.py")

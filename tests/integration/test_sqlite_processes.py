@@ -189,7 +189,7 @@ def test_no_two_of_many_processes_are_inside_at_once(start: Callable[..., Worker
 RATES = """
 import json, sys, threading, time
 from guarded.stores import open_store
-from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule
+from guarded.stores.contract.rate import Booked, Budget, Passed, RateRule
 
 rule = RateRule(sys.argv[2], tuple(tuple(each) for each in json.loads(sys.argv[3])))
 rates, budget, admitted = open_store(sys.argv[1], timeout=10).rates, Budget("api"), []

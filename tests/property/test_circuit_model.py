@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from guarded.policies._circuit_core import CircuitCore
-from guarded.policies._circuit_terms import Permit, Refusal, Rules
+from guarded.policies._circuit.core import CircuitCore
+from guarded.policies._circuit.terms import Permit, Refusal, Rules
 
 PARTS = 20
 

@@ -13,8 +13,7 @@ import guarded
 from guarded import KeyMismatch, idempotent
 from guarded._core import clock
 from guarded._core.virtual import VirtualTime
-from guarded.stores import contract
-from guarded.stores.contract import Claim
+from guarded.stores.contract.idempotent import Abandoned, Claim, Finished, Mismatch, Running, Started
 from guarded.stores.memory import MemoryStore
 from guarded.testing import virtual_time
 
@@ -62,17 +61,17 @@ class Model(RuleBasedStateMachine):
         self._age()
         reply = self.store.begin("key", Claim(owner, mark, 5.0, TTL, take_over))
         if self.state != "absent" and mark != self.mark:
-            assert reply == contract.Mismatch(running=self.state == "running")
+            assert reply == Mismatch(running=self.state == "running")
         elif self.state == "finished":
-            assert isinstance(reply, contract.Finished)
+            assert isinstance(reply, Finished)
             assert reply.payload == self.payload
         elif self.state == "running" and owner != self.owner and self.now < self.ends:
-            assert isinstance(reply, contract.Running)
+            assert isinstance(reply, Running)
             assert reply.left <= self.ends - self.now + 1e-6
         elif self.state == "running" and owner != self.owner and not take_over:
-            assert isinstance(reply, contract.Abandoned)
+            assert isinstance(reply, Abandoned)
         else:
-            assert isinstance(reply, contract.Started)
+            assert isinstance(reply, Started)
             assert (reply.abandoned_for is not None) == (self.state == "running" and owner != self.owner)
             self.state, self.owner, self.mark, self.ends = "running", owner, mark, self.now + 5.0
 

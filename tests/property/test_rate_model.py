@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from guarded._core import clock
 from guarded._core.virtual import VirtualTime
 from guarded._core.waiters import ThreadWaiter
-from guarded.policies._rate_core import Algorithm, Meter, Quota
-from guarded.policies._rate_meters import make_meter
-from guarded.policies._rate_queue import Floor, Line, Ticket
+from guarded.policies._rate.core import Algorithm, Meter, Quota
+from guarded.policies._rate.meters import make_meter
+from guarded.policies._rate.queue import Floor, Line, Ticket
 from guarded.policies.rate import rate
 
 EPOCH = 1_700_000_000_123_456_789

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from guarded.policies._circuit_core import CircuitCore
-from guarded.policies._circuit_terms import Change, Permit, Refusal, Rules
-from guarded.stores import _redis_circuits, open_store
-from guarded.stores._redis_link import Script
-from guarded.stores.contract_circuit import Figures, Let
+from guarded.policies._circuit.core import CircuitCore
+from guarded.policies._circuit.terms import Change, Permit, Refusal, Rules
+from guarded.stores import open_store
+from guarded.stores._redis import circuits
+from guarded.stores._redis.link import Script
+from guarded.stores.contract.circuit import Figures, Let
 
 READS_CLOCK = "redis.call('TIME')"
 START = 1_800_000_000_000_000
@@ -131,7 +132,7 @@ def both(valkey: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRe
     script.text = script.text.replace(READS_CLOCK, f"redis.call('LRANGE', '{prefix}now', 0, 1)")
     script.text = script.text.replace("redis.call('PEXPIRE',", "tostring(")  # which would go by the real clock
     script.sha = "0" * 40  # unknown, so that the text is sent
-    monkeypatch.setattr(_redis_circuits, "_SCRIPT", script)
+    monkeypatch.setattr(circuits, "_SCRIPT", script)
     store = open_store(valkey.url, timeout=5.0, prefix=prefix)
     with valkey.client() as client:
         yield Both(store.circuits, client, f"{prefix}now", RULES[request.param])

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from guarded.policies._rate_core import Meter
-from guarded.policies._rate_meters import make_meter
-from guarded.stores import _redis_rates, open_store
-from guarded.stores._redis_link import Script
-from guarded.stores.contract_rate import Booked, Budget, Passed, RateRule, Refused
+from guarded.policies._rate.core import Meter
+from guarded.policies._rate.meters import make_meter
+from guarded.stores import open_store
+from guarded.stores._redis import rates
+from guarded.stores._redis.link import Script
+from guarded.stores.contract.rate import Booked, Budget, Passed, RateRule, Refused
 
 BUDGET = Budget("api")
 READS_CLOCK = "redis.call('TIME')"
@@ -44,7 +45,7 @@ def told(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
         script.text = script.text.replace(READS_CLOCK, f"redis.call('LRANGE', '{prefix}now', 0, 1)")
         script.text = script.text.replace("redis.call('PEXPIRE',", "tostring(")  # which would go by the real clock
         script.sha = "0" * 40  # unknown, so that the text is sent
-        monkeypatch.setattr(_redis_rates, name, script)
+        monkeypatch.setattr(rates, name, script)
     store = open_store(valkey.url, timeout=5.0, prefix=prefix)
     with valkey.client() as client:
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guarded import attempt, deadline, retry
-from guarded.policies._backoff import Backoff
-from guarded.policies._retry_budget import WINDOW, Ledger
+from guarded.policies._retry.backoff import Backoff
+from guarded.policies._retry.budget import WINDOW, Ledger
 from guarded.testing import virtual_time
 
 

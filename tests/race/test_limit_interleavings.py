@@ -21,7 +21,7 @@ from guarded._core.call import current, holds
 from guarded._core.queue import Entry, State
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.events.bus import bus
-from guarded.policies._limit_core import Pool
+from guarded.policies._limit.core import Pool
 from guarded.policies.limit import Limit, Permit
 from guarded.testing import virtual_time
 

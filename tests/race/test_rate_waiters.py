@@ -14,7 +14,7 @@ import pytest
 from guarded import CancelToken, RateExceeded, rate
 from guarded._core import clock
 from guarded.errors import Cancelled
-from guarded.policies import _rate_lines
+from guarded.policies._rate import lines
 from guarded.policies.rate import Rate
 from guarded.testing import VirtualTime, virtual_time
 
@@ -138,13 +138,13 @@ def test_a_cancelled_waiter_moves_all_later_ones_up(time: VirtualTime) -> None:
 def test_only_those_who_move_are_woken(time: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of 500 with a tenth of it cancelled: nobody is woken more than twice, and all in all about once each."""
     resumed: list[object] = []
-    resume = _rate_lines.Lines.resume
+    resume = lines.Lines.resume
 
     def counting(self: Any, ticket: Any, woken: bool) -> Any:
         resumed.append(ticket)
         return resume(self, ticket, woken)
 
-    monkeypatch.setattr(_rate_lines.Lines, "resume", counting)
+    monkeypatch.setattr(lines.Lines, "resume", counting)
     limited = rate("10/s")
 
     async def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from guarded.policies._adaptive import Adaptive, Aimd, Gradient2, adaptive
+from guarded.policies._limit.adaptive import Adaptive, Aimd, Gradient2, adaptive
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from guarded.policies._backoff import Backoff, factor_problem, jitter_problem, read_given
+from guarded.policies._retry.backoff import Backoff, factor_problem, jitter_problem, read_given
 
 
 def lowest() -> float:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from guarded.policies._circuit_core import CircuitCore
-from guarded.policies._circuit_terms import CLOSED, DISABLED, FAILURE, SUCCESS, Permit, Rules
+from guarded.policies._circuit.core import CircuitCore
+from guarded.policies._circuit.terms import CLOSED, DISABLED, FAILURE, SUCCESS, Permit, Rules
 
 RULES = Rules(
     failures=None,

@@ -10,7 +10,7 @@ import pytest
 
 from guarded import CircuitOpen, circuit, registry
 from guarded._core.virtual import VirtualTime
-from guarded.policies._circuit_windows import CallWindow, TimeWindow
+from guarded.policies._circuit.windows import CallWindow, TimeWindow
 from guarded.policies.circuit import Circuit
 from guarded.testing import capture, virtual_time
 

@@ -115,7 +115,7 @@ class events_of:  # noqa: N801 - reads as a word in the with statement
 
 def test_thread_mode_refuses_when_swamped(monkeypatch: pytest.MonkeyPatch) -> None:
     """With too many bodies left behind, the next call is refused before it makes one more."""
-    monkeypatch.setattr("guarded.policies._deadline_run.MAX_ABANDONED", 2)
+    monkeypatch.setattr("guarded.policies._deadline.shells.MAX_ABANDONED", 2)
     go_on = threading.Event()
     fn = deadline(1, name="hanging")(go_on.wait)
     with virtual_time():

@@ -30,7 +30,7 @@ from guarded import (
     rate,
     retry,
 )
-from guarded.policies._hedge_core import FEWEST
+from guarded.policies._hedge.core import FEWEST
 
 
 def frozen_time(test: Callable[..., None]) -> Callable[..., None]:

@@ -14,8 +14,8 @@ import guarded
 from guarded import Cancelled, CancelToken, DeadlineExceeded, GuardWarning, RetryBudget, deadline, hedge
 from guarded._core.call import Call, current
 from guarded._core.workers import workers
-from guarded.policies._hedge_core import RESERVOIR, Latencies, Race, quantile_of, read_after
-from guarded.policies._hedge_race import adopt
+from guarded.policies._hedge.core import RESERVOIR, Latencies, Race, quantile_of, read_after
+from guarded.policies._hedge.race import adopt
 from guarded.policies.hedge import HedgeOptions
 from guarded.testing import capture, virtual_time
 

@@ -15,9 +15,9 @@ import pytest
 import guarded
 from guarded import Abandoned, InProgress, KeyMismatch, StoreError, idempotent
 from guarded._core import clock
-from guarded.policies import _records
-from guarded.policies._records import Record
-from guarded.stores.contract import Claim, IdempotentStore, InThreads, Reply
+from guarded.policies._idempotent import records
+from guarded.policies._idempotent.records import Record
+from guarded.stores.contract.idempotent import Claim, IdempotentStore, InThreads, Reply
 from guarded.stores.memory import MemoryStore
 from guarded.stores.upkeep import upkeep
 from guarded.testing import capture, virtual_time
@@ -53,7 +53,7 @@ class DurableStore(InThreads):
     def begin(self, key: str, claim: Claim) -> Reply[bytes]:
         self._step("begin")
         with self._lock:
-            reply, record = _records.begin(self.records.get(key), claim, clock.monotonic())
+            reply, record = records.begin(self.records.get(key), claim, clock.monotonic())
             if record is not None:
                 self.records[key] = record
         return reply
@@ -62,7 +62,7 @@ class DurableStore(InThreads):
         self._step("complete")
         assert type(payload) is bytes
         with self._lock:
-            record = _records.complete(self.records.get(key), claim, payload, clock.monotonic())
+            record = records.complete(self.records.get(key), claim, payload, clock.monotonic())
             if record is not None:
                 self.records[key] = record
         return record is not None
@@ -70,7 +70,7 @@ class DurableStore(InThreads):
     def renew(self, key: str, claim: Claim) -> bool:
         self._step("renew")
         with self._lock:
-            record = _records.renew(self.records.get(key), claim, clock.monotonic())
+            record = records.renew(self.records.get(key), claim, clock.monotonic())
             if record is not None:
                 self.records[key] = record
         return record is not None
@@ -78,7 +78,7 @@ class DurableStore(InThreads):
     def release(self, key: str, claim: Claim) -> bool:
         self._step("release")
         with self._lock:
-            if not _records.may_release(self.records.get(key), claim, clock.monotonic()):
+            if not records.may_release(self.records.get(key), claim, clock.monotonic()):
                 return False
             del self.records[key]
         return True

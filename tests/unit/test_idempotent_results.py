@@ -11,7 +11,7 @@ from typing import IO, Annotated, Any, Literal, Protocol
 import pytest
 
 from guarded import RateExceeded
-from guarded.policies._results import Copies, return_problem, twin_of
+from guarded.policies._idempotent.results import Copies, return_problem, twin_of
 
 
 class Coded(Exception):

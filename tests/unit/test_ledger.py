@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guarded.stores._ledger import Ledger
-from guarded.stores.contract_rate import Booked, Passed, RateRule, Refused
+from guarded.stores._sqlite.ledger import Ledger
+from guarded.stores.contract.rate import Booked, Passed, RateRule, Refused
 
 MS = 1_000_000
 START = 1_700_000_000_000_000_000

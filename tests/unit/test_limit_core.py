@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from guarded._core.queue import Entry, State
 from guarded._core.waiters import ThreadWaiter
-from guarded.policies._limit_core import Pool
+from guarded.policies._limit.core import Pool
 
 
 def entry(weight: int = 1, since: float = 0.0) -> Entry:

@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 from guarded import idempotent
-from guarded.stores.contract import Claim, Finished, Running, Started
+from guarded.stores.contract.idempotent import Claim, Finished, Running, Started
 from guarded.stores.memory import MemoryStore
 from guarded.testing import virtual_time
 

@@ -12,9 +12,9 @@ import pytest
 
 from guarded import rate
 from guarded._core import clock
-from guarded.policies._rate_advance import Advance
-from guarded.policies._rate_core import Joint
-from guarded.policies._rate_meters import Sliding
+from guarded.policies._rate.advance import Advance
+from guarded.policies._rate.core import Joint
+from guarded.policies._rate.meters import Sliding
 from guarded.testing import VirtualTime, virtual_time
 
 

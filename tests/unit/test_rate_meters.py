@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from guarded.policies._rate_core import Algorithm, Meter
-from guarded.policies._rate_meters import make_meter
+from guarded.policies._rate.core import Algorithm, Meter
+from guarded.policies._rate.meters import make_meter
 
 ALGORITHMS: list[Algorithm] = ["sliding", "gcra", "leaky", "fixed"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from guarded._core.waiters import ThreadWaiter
-from guarded.policies._rate_meters import Sliding
-from guarded.policies._rate_queue import Floor, Line, Ticket
+from guarded.policies._rate.meters import Sliding
+from guarded.policies._rate.queue import Floor, Line, Ticket
 
 
 def line(count: int, window: int = 10) -> Line:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from guarded.policies._records import Record, begin, complete, may_release, renew
-from guarded.stores.contract import Abandoned, Claim, Finished, Mismatch, Running, Started
+from guarded.policies._idempotent.records import Record, begin, complete, may_release, renew
+from guarded.stores.contract.idempotent import Abandoned, Claim, Finished, Mismatch, Running, Started
 
 MINE = Claim("one", "print", lease=30.0, ttl=600.0)
 YOURS = replace(MINE, owner="two")

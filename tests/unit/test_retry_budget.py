@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from guarded import Done, PolicyConflict, PolicyNotFound, RetryBudget, registry, retry
-from guarded.policies._retry_budget import WINDOW, Ledger
+from guarded.policies._retry.budget import WINDOW, Ledger
 from guarded.testing import capture, virtual_time
 
 

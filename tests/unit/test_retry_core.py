@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from guarded.policies._backoff import Backoff
-from guarded.policies._retry_core import Again, Rules, Stop
+from guarded.policies._retry.backoff import Backoff
+from guarded.policies._retry.core import Again, Rules, Stop
 
 
 def decide(now: float, until: float, matches: bool = True) -> Stop | Again:

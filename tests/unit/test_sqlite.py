@@ -16,9 +16,9 @@ from guarded import deadline, rate
 from guarded._core import clock
 from guarded.errors import DeadlineExceeded
 from guarded.stores import open_store
-from guarded.stores._sqlite_link import Transaction
-from guarded.stores.contract import Claim, Finished, Running, Started
-from guarded.stores.contract_rate import Budget, Passed, RateRule, Refused
+from guarded.stores._sqlite.link import Transaction
+from guarded.stores.contract.idempotent import Claim, Finished, Running, Started
+from guarded.stores.contract.rate import Budget, Passed, RateRule, Refused
 from guarded.stores.sqlite import SQLiteStore
 
 RULE = RateRule("sliding", ((2, 10_000_000_000),))

@@ -9,10 +9,10 @@ import pytest
 
 from guarded import circuit, idempotent, limit, rate
 from guarded.stores import StoreProblem, face_of, open_store
-from guarded.stores.contract import IdempotentStore
-from guarded.stores.contract_circuit import CircuitStore
-from guarded.stores.contract_limit import LimitStore
-from guarded.stores.contract_rate import RateStore
+from guarded.stores.contract.circuit import CircuitStore
+from guarded.stores.contract.idempotent import IdempotentStore
+from guarded.stores.contract.limit import LimitStore
+from guarded.stores.contract.rate import RateStore
 from guarded.stores.memory import MemoryStore
 
 URL = "redis://user:hunter2@127.0.0.1:1/0"

@@ -21,7 +21,7 @@ OF_TIME = {"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_n
 EXEMPT = {
     "_core/virtual.py",  # is a clock itself
     "cli/_virtual_loop.py",  # likewise
-    "policies/_inflight.py",  # looks now and then whether a loop is alive, which only real time can tell
+    "policies/_idempotent/inflight.py",  # looks now and then whether a loop is alive, which only real time can tell
 }
 HEAVY = {
     *("pybreaker", "redis", "yaml", "pydantic", "typer", "rich", "tqdm", "httpx", "prometheus_client", "opentelemetry"),

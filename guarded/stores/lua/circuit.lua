@@ -1,4 +1,4 @@
--- A circuit: state, generation, windows, trials and the calls that may be slow; the machine of `_circuit_core`.
+-- A circuit: state, generation, windows, trials and the calls that may be slow; the machine of `_circuit.core`.
 --
 -- KEYS  1 hash: state and totals   2 zset: trials by start   3 zset: running calls by start   4 set: calls overdue
 --       5 string: ring of the latest calls, a byte each; or hash: buckets of time, "calls,failed,slow" by number
