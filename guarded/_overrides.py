@@ -6,12 +6,11 @@ shared one when a file changes it. Kinds whose state is what is shared (limit, r
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from guarded._core.factory import STORED_AS, factory_of
 from guarded._core.order import ORDER
 from guarded._core.place import complain
 from guarded._core.policy import Policy, arguments_of
@@ -58,13 +57,8 @@ def _kind(key: str) -> str:
     return "deadline" if key == "attempt_deadline" else key
 
 
-@functools.cache
-def _factory(kind: str) -> Callable[..., Policy[Any]]:
-    return getattr(importlib.import_module(f"guarded.policies.{kind}"), kind)  # type: ignore[no-any-return]
-
-
 def _parameters(kind: str) -> tuple[str, ...]:
-    return tuple(name for name in inspect.signature(_factory(kind)).parameters if name != "name")
+    return tuple(name for name in inspect.signature(factory_of(kind)).parameters if name != "name")
 
 
 def keyed(layers: tuple[Policy[Any], ...]) -> list[tuple[str, Policy[Any]]]:
@@ -104,7 +98,7 @@ class Twins:
             arguments.pop("retries", None)
         try:
             with registry.drafting():
-                made = _factory(shared.kind)(**{**arguments, **given}, name=shared.name)
+                made = factory_of(shared.kind)(**{**arguments, **given}, name=shared.name)
             if not isinstance(made, Policy):  # a bare function is what @retry decorates
                 raise ValueError(f"{shared.kind}: {key}={dict(given)!r}: must be options, not a function")
         except ValueError as error:
@@ -112,9 +106,9 @@ class Twins:
                 raise
             complain(f"{shared.label} has changed, but not for the override at {self._place}: {error}")
             return kept
-        told = {"retries" if name == "attempts" else name: f"call site {self._place}" for name in given}
+        told = {STORED_AS.get(name, name): f"call site {self._place}" for name in given}
         twin = self._twins.setdefault(key, made)
         if twin.options != made.options:
             twin.reconfigure(made.options)
-        twin.place, twin.sources = shared.place, {**shared.sources, **told}
+        twin.place, twin.given, twin.sources = shared.place, shared.given, {**shared.sources, **told}
         return twin

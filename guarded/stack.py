@@ -15,7 +15,8 @@ from math import inf, isinf
 from typing import Any
 
 from guarded._core.durations import format_duration
-from guarded._core.order import check_order
+from guarded._core.factory import duration_options
+from guarded._core.order import ORDER, check_order
 from guarded._core.policy import Policy, Site
 from guarded._core.registry import registry
 from guarded._core.wrapper import BoundGuarded, Guarded
@@ -187,21 +188,23 @@ def _subject(subject: Any) -> tuple[tuple[Policy[Any], ...], Any, Any, str]:
 
 
 def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
-    """Each option that says something: name, value, source."""
+    """Each option that was given, or has a default that says something: name, value as one writes it, source."""
     rows = []
     for option in dataclasses.fields(layer.options):
-        value = getattr(layer.options, option.name)
-        given = value not in (option.default, option.metadata.get("filled_in"))  # for circuits that need one
-        if option.name in layer.sources:
-            rows.append((option.name, _show(value), layer.sources[option.name]))
-        elif value is not None:
-            rows.append((option.name, _show(value), f"code {layer.place}" if given else "default"))
+        name, value = option.name, getattr(layer.options, option.name)
+        # What a circuit fills in where a rate needs it is a default, too.
+        is_given = name in layer.given or value not in (option.default, option.metadata.get("filled_in"))
+        if name in layer.sources or is_given or value is not None:
+            source = layer.sources.get(name) or (f"code {layer.place}" if is_given else "default")
+            rows.append((name, _show(value, layer.kind, name), source))
     return rows
 
 
-def _show(value: object) -> str:
+def _show(value: object, kind: str, option: str) -> str:
     if isinstance(value, timedelta):
-        return repr(format_duration(value.total_seconds()))
+        return format_duration(value.total_seconds())
+    if isinstance(value, float) and kind in ORDER and option in duration_options(kind):
+        return format_duration(value)
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", None) or repr(value)
     return repr(value)

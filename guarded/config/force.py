@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from guarded._core.chain import living
+from guarded._core.factory import STORED_AS
 from guarded._core.policy import Policy
 from guarded._core.registry import Registry
 from guarded.config.build import Candidates
@@ -125,10 +126,10 @@ class Force:
         if not is_of_code:
             single = policy.own is not None and not self._is_code_stack(policy.name)
             live.name = policy.name if single else f"{policy.name}.{layer.key}"
-            live.declared = None
+            live.declared, live.given = None, frozenset()
             live.place = str(layer.node.key or layer.node.place)
         live.enabled = True
-        live.sources = {name: str(node.place) for name, node in layer.options.items()}
+        live.sources = {STORED_AS.get(name, name): str(node.place) for name, node in layer.options.items()}
 
     def _is_code_stack(self, name: str) -> bool:
         known = self._registry.get(name)

@@ -7,16 +7,15 @@ what an annotation cannot say (a number that is a ratio, text that is a key) is 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from guarded._core.factory import atoms, factory_of
 from guarded.config import fields
 from guarded.config.fields import FieldType, either
 
@@ -89,7 +88,7 @@ class Kind:
 @functools.cache
 def kind(word: str) -> Kind:
     """The kind called `word`; the policy's module is imported on first use."""
-    factory = getattr(importlib.import_module(f"guarded.policies.{word}"), word)
+    factory = factory_of(word)
     hints = typing.get_type_hints(factory)
     parameters = inspect.signature(factory).parameters
     names = [
@@ -106,14 +105,14 @@ def _by_annotation(name: str, annotation: Any) -> FieldType:
     """The kind of value an annotation asks for; a union becomes alternatives."""
     found: list[FieldType] = []
     words: list[str] = []
-    atoms = list(_atoms(annotation))
-    duration = timedelta in atoms
-    for atom in atoms:
+    alternatives = list(atoms(annotation))
+    duration = timedelta in alternatives
+    for atom in alternatives:
         if typing.get_origin(atom) is typing.Literal:
             words += [word for word in typing.get_args(atom) if isinstance(word, str)]
         elif atom is timedelta:
             found.append(fields.DURATION)
-        elif typing.get_origin(atom) is Callable or atom is Callable:
+        elif atom is Callable:
             found.append(fields.FUNCTION)
         elif atom is Any:
             return fields.ANYTHING
@@ -133,16 +132,6 @@ _SCALARS: Mapping[Any, FieldType] = {
     bool: fields.BOOLEAN,
     str: fields.TEXT,
 }
-
-
-def _atoms(annotation: Any) -> typing.Iterator[Any]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from _atoms(part)
-    elif typing.get_origin(annotation) is not None and typing.get_origin(annotation) not in (typing.Literal,):
-        yield typing.get_origin(annotation) if isinstance(typing.get_origin(annotation), type) else annotation
-    else:
-        yield annotation
 
 
 def _help(factory: Callable[..., Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from guarded._core import clock
 from guarded._core.call import Call, Stream, current, out_of_time
 from guarded._core.durations import Duration, format_duration
+from guarded._core.factory import factory
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.policies._circuit.judge import Judge
@@ -317,6 +318,7 @@ def _window_text(options: CircuitOptions) -> str:
     return repr(format_duration(window.total_seconds())) if isinstance(window, timedelta) else str(window)
 
 
+@factory
 def circuit(
     name: str,
     *,

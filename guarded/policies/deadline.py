@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from guarded._core import clock
 from guarded._core.call import Call, Deadline, current
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.factory import factory
 from guarded._core.interrupt import Interrupt
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
@@ -170,6 +171,7 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         return scope
 
 
+@factory
 def deadline(
     seconds: Duration | Callable[..., Any],
     *,

@@ -16,6 +16,7 @@ import wrapt
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.chain import kind_of
+from guarded._core.factory import factory
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.errors import Rejected
@@ -170,6 +171,7 @@ class Fallback(Policy[FallbackOptions]):
         bus.emit("fallback.used", call, self, cause=error, reason=title(type(error)), duration=spent)
 
 
+@factory
 def fallback(value: Any, *, on: Matches = Rejected, name: str | None = None) -> Fallback:
     """Answer with something else when the call is refused, or fails as told.
 

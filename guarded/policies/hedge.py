@@ -15,6 +15,7 @@ from typing import Any
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.durations import Duration
+from guarded._core.factory import factory
 from guarded._core.fork import after_fork
 from guarded._core.keys import one_shot
 from guarded._core.place import warn
@@ -159,6 +160,7 @@ class Hedge(Policy[HedgeOptions]):
             warn(f"{site.function}: a plain function on the thread of an event loop is not hedged; make it async")
 
 
+@factory
 def hedge(
     after: Duration = "p95",
     *,

@@ -18,6 +18,7 @@ from guarded._core import clock, waiters
 from guarded._core.binding import underlying
 from guarded._core.call import Call
 from guarded._core.durations import Duration, format_duration, parse_duration
+from guarded._core.factory import factory
 from guarded._core.keys import binder_for, compile_key, key_problem
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
@@ -257,6 +258,7 @@ class Idempotent(Policy[IdempotentOptions]):
         return f"idempotent({shown}ttl={format_duration(options.ttl)!r}{f', name={self.name!r}' if self.name else ''})"
 
 
+@factory
 def idempotent(
     key: str | Callable[..., object] | None = None,
     *,

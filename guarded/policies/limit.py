@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from guarded._core import clock
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.factory import factory
 from guarded._core.fork import after_fork
 from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Site, SyncNext
@@ -295,6 +296,7 @@ def _shown(value: object) -> str:
     return getattr(value, "__qualname__", None) or repr(value)
 
 
+@factory
 def limit(
     max_concurrent: int | Adaptive,
     *,

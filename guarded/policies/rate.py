@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from guarded._core.call import Call, current
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.factory import factory
 from guarded._core.fork import after_fork
 from guarded._core.keys import Key, canonical
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
@@ -314,6 +315,7 @@ def _shape(options: RateOptions) -> tuple[Any, ...]:
     return options.algorithm, tuple([window for _, window in options.quotas]), options.key is None
 
 
+@factory
 def rate(
     spec: str | int,
     *,

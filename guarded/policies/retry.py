@@ -17,6 +17,7 @@ from guarded._core import waiters
 from guarded._core.call import Call
 from guarded._core.chain import kind_of
 from guarded._core.durations import Duration
+from guarded._core.factory import factory
 from guarded._core.place import warn
 from guarded._core.policy import Args, AsyncNext, F, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
@@ -241,6 +242,7 @@ def retry(
 ) -> Retry: ...
 
 
+@factory
 def retry(
     retries: Any = None,
     *,

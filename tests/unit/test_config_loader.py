@@ -132,6 +132,17 @@ def test_a_file_beats_code_in_place() -> None:
     assert (db.options.max_concurrent, db.options.max_queue) == (20, 7)
 
 
+def test_explain_names_the_line_of_an_option_that_is_kept_under_another_name() -> None:
+    """attempts is kept as retries, a function as the value; what a reload no longer says is a default again."""
+    guarded.load("policies: {p: {retry: {attempts: 4, jitter: full}, fallback: {function: 'os:getcwd'}}}\n")
+    text = str(guarded.explain("p"))
+    assert "retries = 3  (<text>:1:34)" in text
+    assert "value = getcwd  (<text>:1:73)" in text
+    assert "jitter = 'full'  (<text>:1:45)" in text
+    guarded.load("policies: {p: {retry: {attempts: 4}, fallback: {function: 'os:getcwd'}}}\n")
+    assert "jitter = 'full'  (default)" in str(guarded.explain("p"))
+
+
 def test_code_that_comes_after_the_file() -> None:
     """The file's options lie over those of code, and a second declaration must agree with the first."""
     guarded.load("policies: {db: {limit: {max_concurrent: 5}}}\n")

@@ -44,10 +44,19 @@ def test_the_call_site_comes_before_environment_file_code_and_defaults(monkeypat
         assert (found.retries, found.max_delay, found.base, found.factor, found.jitter) == (9, 3, 0.1, 3, "full")
         text = str(explain(fn))
     assert f"retries = 9  (call site {__file__}:" in text
-    assert "max_delay = 3.0  (environment GUARDED__POLICIES__GENTLE__RETRY__MAX_DELAY)" in text
-    assert "base = 0.1  (<text>:1:" in text
-    assert f"factor = 3  (code {__file__}:" in text or f"factor = 3.0  (code {__file__}:" in text
+    assert "max_delay = 3s  (environment GUARDED__POLICIES__GENTLE__RETRY__MAX_DELAY)" in text
+    assert "base = 100ms  (<text>:1:" in text
+    assert f"factor = 3  (code {__file__}:" in text
     assert "jitter = 'full'  (default)" in text
+
+
+def test_explain_of_an_override_keeps_what_the_shared_policy_was_given() -> None:
+    """Given, though it equals the default: by the shared policy, and by the call site under another name."""
+    guard(retry(retries=2, jitter="full"), name="shared")
+    text = str(explain(guard("shared", retry={"attempts": 4})))
+    assert f"jitter = 'full'  (code {__file__}:" in text
+    assert f"retries = 3  (call site {__file__}:" in text
+    assert "factor = 2  (default)" in text
 
 
 def test_only_that_call_site_is_changed() -> None:

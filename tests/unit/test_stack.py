@@ -17,11 +17,14 @@ from guarded import (
     explain,
     fallback,
     guard,
+    hedge,
     idempotent,
     limit,
+    rate,
     registry,
     retry,
 )
+from guarded.stack import option_rows
 
 
 def test_a_stack_puts_its_parts_outermost_first() -> None:
@@ -116,17 +119,52 @@ def test_explain_tells_options_and_where_they_came_from() -> None:
 
     text = str(explain(fn))
     assert "1. deadline 'total'" in text
-    assert f"seconds = 10.0  (code {registry['total'].place})" in text
+    assert f"seconds = 10s  (code {registry['total'].place})" in text
     assert "mode = 'thread'  (default)" in text
     assert str(explain("total")).splitlines()[1:] == text.splitlines()[1:]
 
 
 def test_explain_shows_what_a_circuit_fills_in_as_a_default() -> None:
-    """Nobody wrote the window and its minimum that a failure_rate needs; a window is a time as one writes it."""
+    """Nobody wrote the window and its minimum that a failure_rate needs."""
     found = str(explain(circuit("filled", failure_rate=0.5)))
-    assert "window = '1m'  (default)" in found
+    assert "window = 1m  (default)" in found
     assert "min_calls = 10  (default)" in found
-    assert re.search(r"window = '30s'  \(code .*\)", str(explain(circuit("own", failure_rate=0.5, window="30s"))))
+    assert re.search(r"window = 30s  \(code .*\)", str(explain(circuit("own", failure_rate=0.5, window="30s"))))
+
+
+def rows_of(subject: Any) -> dict[str, tuple[str, str]]:
+    """Value and kind of source of each option of the first layer."""
+    return {option: (value, source.split()[0]) for option, value, source in option_rows(explain(subject).layers[0])}
+
+
+def test_explain_knows_what_was_given_from_what_was_not() -> None:
+    """What was written down was given, though it equals the default; a second declaration changes nothing."""
+    rows = rows_of(limit(20, max_queue=None, weight=1, name="db"))
+    assert rows["max_queue"] == ("None", "code")
+    assert rows["weight"] == ("1", "code")
+    assert rows["when_store_fails"] == ("'local'", "default")
+    assert "max_wait" not in rows
+    assert rows_of(limit(20, priority=None, name="db")) == rows
+    assert rows_of(retry(attempts=4))["retries"] == ("3", "code")
+    assert rows_of(retry(lambda: None))["retries"] == ("3", "default")
+    assert rows_of(circuit("c", failure_rate=0.5, window="60s"))["window"] == ("1m", "code")
+
+
+def test_explain_shows_times_with_units_and_numbers_without() -> None:
+    """As one writes them: 250ms, 1m; a number that is no time stays one."""
+    rows = rows_of(retry(base="250ms", max_delay=90, factor=3, jitter=0.2))
+    assert {name: rows[name][0] for name in ("base", "max_delay", "max_retry_after", "factor", "jitter")} == {
+        "base": "250ms",
+        "max_delay": "1m30s",
+        "max_retry_after": "1m",
+        "factor": "3",
+        "jitter": "0.2",
+    }
+    assert rows_of(circuit("calls", failure_rate=0.5, window=100))["window"] == ("100", "code")
+    assert rows_of(hedge(0.2, idempotent=True))["after"] == ("200ms", "code")
+    assert rows_of(hedge("p95", idempotent=True))["after"] == ("'p95'", "code")
+    assert rows_of(rate("5/s", max_wait=0))["max_wait"] == ("0s", "code")
+    assert rows_of(deadline(lambda: 3))["seconds"][0].endswith("<lambda>")
 
 
 def test_explain_of_methods_names_and_nonsense() -> None:
