@@ -67,10 +67,11 @@ class FailedResponse(Exception):
 
     Args:
         response: of whatever client library; its status and Retry-After are found by their usual attributes.
+        host: which the request went to, for the message; None where it is not known.
     """
 
-    def __init__(self, response: Any) -> None:
-        super().__init__(f"HTTP status {status_of(response)}")
+    def __init__(self, response: Any, host: str | None = None) -> None:
+        super().__init__(f"HTTP status {status_of(response)}" + (f" from {host}" if host else ""))
         self.response = response
 
 

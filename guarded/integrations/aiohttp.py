@@ -10,7 +10,9 @@ from aiohttp.payload import BytesPayload
 
 from guarded._core.policy import Policy
 from guarded.http import TRANSIENT_STATUSES
-from guarded.integrations._outbound import TIMEOUT_HEADER, AsyncExchange, Outbound
+from guarded.integrations._client.exchange import AsyncExchange
+from guarded.integrations._client.outbound import Outbound
+from guarded.integrations._headers import TIMEOUT_HEADER
 
 __all__ = ["GuardedMiddleware"]
 

@@ -10,15 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from guarded.cancel import CancelToken
 from guarded.errors import Cancelled, GuardedError
-from guarded.integrations import _clients
-from guarded.integrations._clients import client_key
-from guarded.integrations._inbound import Inbound, Incoming
-from guarded.integrations._problems import Problem, make_problem, problem_for
-from guarded.integrations._replay import MAX_BODY, Replays, Response
+from guarded.integrations._server.inbound import Inbound, Options
+from guarded.integrations._server.problems import Problem, make_problem, problem_for
+from guarded.integrations._server.replay import MAX_BODY, Replays, Response
+from guarded.integrations._server.request import Incoming, client_key, handling
 
 __all__ = ["GuardedMiddleware", "client_key"]
 
@@ -38,11 +37,14 @@ class GuardedMiddleware:
 
     Args:
         app: the application.
-        options: see `guarded.integrations._inbound.Inbound`: guards, trusted_proxies, timeout_header, max_timeout,
-            idempotency, principal, overload.
+        options: guards, trusted_proxies, timeout_header, max_timeout, idempotency, principal, overload; the page "HTTP,
+            both ways" has what each means and its default.
+
+    Raises:
+        ValueError: an option is wrong; all wrong ones are named.
     """
 
-    def __init__(self, app: App, **options: Any) -> None:
+    def __init__(self, app: App, **options: Unpack[Options]) -> None:
         self.app = app
         self.rules = Inbound(**options)
 
@@ -53,7 +55,7 @@ class GuardedMiddleware:
             return
         request = _read(self.rules, scope)
         answer = _Answer(send)
-        handling = _clients.running.set(self.rules.handling(request))
+        before = handling.set(self.rules.handling(request))
         try:
             await self._handle(request, scope, receive, answer)
         except GuardedError as error:
@@ -62,7 +64,7 @@ class GuardedMiddleware:
                 raise
             await _send_problem(problem, send)
         finally:
-            _clients.running.reset(handling)
+            handling.reset(before)
 
     async def run(self, scope: Any, client: _Client | _Given, send: Send) -> None:
         """Hand a request to the application; cancelled when nobody waits for the response any more."""
@@ -248,7 +250,7 @@ def _read(rules: Inbound, scope: Any) -> Incoming:
     target = (path + b"?" + query if query else path).decode("latin-1")
     headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     client = scope.get("client")
-    return Incoming(rules, scope["method"], target, client[0] if client else None, headers)
+    return rules.incoming(scope["method"], target, client[0] if client else None, headers)
 
 
 async def _read_body(receive: Receive) -> bytes | Problem | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from guarded.integrations._redelivery import HEADER, Part, Progress, Redelivery, Task, is_plain_call
+from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 
 
 def task(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.handlers.asgi import ASGIHandler
@@ -16,13 +16,14 @@ from django.http import HttpRequest, HttpResponse
 
 from guarded.errors import GuardedError
 from guarded.integrations import asgi, wsgi
-from guarded.integrations._clients import client_key
-from guarded.integrations._problems import problem_for
+from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.problems import problem_for
+from guarded.integrations._server.request import client_key
 
 __all__ = ["RejectionMiddleware", "client_key", "install", "problem_response"]
 
 
-def install(application: Any, **options: Any) -> Any:
+def install(application: Any, **options: Unpack[Options]) -> Any:
     """`application` with the guards in front of it. Options as for the ASGI and WSGI middleware."""
     if isinstance(application, ASGIHandler):
         return _Told(application, **options)

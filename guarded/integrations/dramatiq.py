@@ -13,7 +13,7 @@ from typing import Any
 import dramatiq
 from dramatiq.middleware import CurrentMessage
 
-from guarded.integrations._redelivery import HEADER, Part, Progress, Redelivery, Task, is_plain_call
+from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 
 
 def task(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from flask import Flask, Response
 
 from guarded.errors import GuardedError
-from guarded.integrations._clients import client_key
-from guarded.integrations._problems import problem_for
+from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.problems import problem_for
+from guarded.integrations._server.request import client_key
 from guarded.integrations.wsgi import GuardedMiddleware
 
 __all__ = ["client_key", "install", "problem_response"]
 
 
-def install(app: Flask, **options: Any) -> None:
+def install(app: Flask, **options: Unpack[Options]) -> None:
     """Put the guards in front of `app`, and let rejections in its views become responses.
 
     Options as for the WSGI middleware.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx2
 
-from guarded.integrations._httpx import Transport
+from guarded.integrations._client.httpx import Transport
 
 __all__ = ["GuardedTransport"]
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from litestar import Request, Response
 from litestar.config.app import AppConfig
 from litestar.middleware import DefineMiddleware
 
 from guarded.errors import GuardedError
-from guarded.integrations._clients import client_key
-from guarded.integrations._problems import MEDIA_TYPE, problem_for
+from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.problems import MEDIA_TYPE, problem_for
+from guarded.integrations._server.request import client_key
 from guarded.integrations.asgi import GuardedMiddleware
 
 __all__ = ["client_key", "install", "problem_response"]
 
 
-def install(**options: Any) -> Callable[[AppConfig], AppConfig]:
+def install(**options: Unpack[Options]) -> Callable[[AppConfig], AppConfig]:
     """What puts the guards in front of an application, and lets rejections in its handlers become responses.
 
     Options as for the ASGI middleware.

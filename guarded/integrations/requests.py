@@ -12,7 +12,9 @@ from urllib3 import Timeout
 
 from guarded._core.policy import Policy
 from guarded.http import TRANSIENT_STATUSES
-from guarded.integrations._outbound import TIMEOUT_HEADER, Outbound, SyncExchange
+from guarded.integrations._client.exchange import SyncExchange
+from guarded.integrations._client.outbound import Outbound
+from guarded.integrations._headers import TIMEOUT_HEADER
 
 __all__ = ["GuardedAdapter"]
 

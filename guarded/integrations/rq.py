@@ -13,7 +13,7 @@ from typing import Any
 from rq import Retry, get_current_job
 from rq.decorators import job
 
-from guarded.integrations._redelivery import HEADER, Part, Progress, Redelivery, Task, is_plain_call
+from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 
 _WITHOUT_BOUND = 2**31  # it is the stack that says how often
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from starlette.applications import Starlette
 from starlette.responses import Response
 
 from guarded.errors import GuardedError
-from guarded.integrations._clients import client_key
-from guarded.integrations._problems import problem_for
+from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.problems import problem_for
+from guarded.integrations._server.request import client_key
 from guarded.integrations.asgi import GuardedMiddleware
 
 __all__ = ["client_key", "install", "problem_response"]
 
 
-def install(app: Starlette, **options: Any) -> None:
+def install(app: Starlette, **options: Unpack[Options]) -> None:
     """Put the guards in front of `app`; call it after adding other middleware. Options as for the ASGI middleware."""
-    app.add_middleware(GuardedMiddleware, **options)  # type: ignore[arg-type]  # mypy: `app` might be among them
+    app.add_middleware(GuardedMiddleware, **options)
 
 
 def problem_response(error: GuardedError) -> Response | None:

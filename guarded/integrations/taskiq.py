@@ -17,7 +17,7 @@ from taskiq.exceptions import NoResultError
 from taskiq.kicker import AsyncKicker
 
 from guarded._core import clock
-from guarded.integrations._redelivery import HEADER, Part, Progress, Redelivery, Task, is_plain_call
+from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 
 _message: ContextVar[TaskiqMessage | None] = ContextVar("guarded_taskiq_message", default=None)
 

@@ -10,14 +10,13 @@ import io
 import sys
 from collections.abc import Callable, Generator, Iterable
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from guarded.errors import GuardedError
-from guarded.integrations import _clients
-from guarded.integrations._clients import client_key
-from guarded.integrations._inbound import Inbound, Incoming
-from guarded.integrations._problems import Problem, make_problem, problem_for
-from guarded.integrations._replay import MAX_BODY, Replays, Response
+from guarded.integrations._server.inbound import Inbound, Options
+from guarded.integrations._server.problems import Problem, make_problem, problem_for
+from guarded.integrations._server.replay import MAX_BODY, Replays, Response
+from guarded.integrations._server.request import Incoming, client_key, handling
 
 __all__ = ["GuardedMiddleware", "client_key"]
 
@@ -31,18 +30,21 @@ class GuardedMiddleware:
 
     Args:
         app: the application.
-        options: see `guarded.integrations._inbound.Inbound`: guards, trusted_proxies, timeout_header, max_timeout,
-            idempotency, principal, overload.
+        options: guards, trusted_proxies, timeout_header, max_timeout, idempotency, principal, overload; the page "HTTP,
+            both ways" has what each means and its default.
+
+    Raises:
+        ValueError: an option is wrong; all wrong ones are named.
     """
 
-    def __init__(self, app: App, **options: Any) -> None:
+    def __init__(self, app: App, **options: Unpack[Options]) -> None:
         self.app = app
         self.rules = Inbound(**options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Called by the server."""
         request = _read(self.rules, environ)
-        handling = _clients.running.set(self.rules.handling(request))
+        before = handling.set(self.rules.handling(request))
         try:
             return self._handle(request, environ, start_response)
         except GuardedError as error:
@@ -52,7 +54,7 @@ class GuardedMiddleware:
             # With exc_info, since the application may have begun its response, of which nothing is out yet.
             return _problem(problem, start_response, sys.exc_info())
         finally:
-            _clients.running.reset(handling)
+            handling.reset(before)
 
     def _handle(self, request: Incoming, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         replays = self.rules.replays
@@ -94,7 +96,7 @@ class _Begun:
     def __init__(self, first: bytes, rest: Generator[bytes, None, None]) -> None:
         self._first: bytes | None = first
         self._rest = rest
-        self._handling = _clients.running.get()
+        self._handling = handling.get()
 
     def __iter__(self) -> _Begun:
         return self
@@ -103,11 +105,11 @@ class _Begun:
         first, self._first = self._first, None
         if first is not None:
             return first
-        handling = _clients.running.set(self._handling)
+        before = handling.set(self._handling)
         try:
             return next(self._rest)
         finally:
-            _clients.running.reset(handling)
+            handling.reset(before)
 
     def close(self) -> None:
         """Called by the server at the end."""
@@ -148,7 +150,7 @@ def _read(rules: Inbound, environ: Environ) -> Incoming:
     query = environ.get("QUERY_STRING", "")
     headers = [(name[5:].replace("_", "-"), value) for name, value in environ.items() if name.startswith("HTTP_")]
     peer = environ.get("REMOTE_ADDR") or None
-    return Incoming(rules, environ["REQUEST_METHOD"], f"{path}?{query}" if query else path, peer, headers)
+    return rules.incoming(environ["REQUEST_METHOD"], f"{path}?{query}" if query else path, peer, headers)
 
 
 def _read_body(environ: Environ) -> bytes | Problem:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from guarded.integrations._clients import Clients, client_key
+from guarded.integrations._server.clients import Clients
+from guarded.integrations._server.request import client_key
 
 TRUSTED = ["10.0.0.0/8", "2001:db8:ffff::/48", "local"]
 

@@ -9,8 +9,8 @@ import pytest
 from guarded import circuit, guard, idempotent, limit, rate, registry, retry
 from guarded._core.registry import Registry
 from guarded.errors import PolicyNotFound
-from guarded.integrations import _hosts
-from guarded.integrations._hosts import Hosts, hosts_of
+from guarded.integrations._client import hosts as _hosts
+from guarded.integrations._client.hosts import Hosts, hosts_of
 from guarded.testing import virtual_time
 
 

@@ -28,7 +28,7 @@ from guarded import (
 )
 from guarded._core import clock
 from guarded.errors import DeadlineExceeded
-from guarded.integrations._redelivery import Progress, Redelivery, Task, is_plain_call
+from guarded.integrations._queue.task import Progress, Redelivery, Task, is_plain_call
 from guarded.stores import open_store
 from guarded.testing import capture, virtual_time
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from guarded._core.breaker import CircuitOpen
 from guarded._core.durations import format_duration
+from guarded.http import FailedResponse
 from guarded.policies._circuit.terms import HALF_OPEN, ISOLATED, Change, Refusal
 
 _NS: Final = 1_000_000_000
@@ -45,7 +46,7 @@ def _message(name: str, refusal: Refusal, cause: BaseException | None) -> str:
     if refusal.state == ISOLATED:
         return f"circuit {name!r} has been isolated by hand for {age}; reset() lets calls through again"
     seen = _seen(refusal.opening)
-    last = "" if cause is None else f", the last with {type(cause).__qualname__}"
+    last = "" if cause is None else f", the last with {_named(cause)}"
     if refusal.state == HALF_OPEN:
         return (
             f"circuit {name!r} has been half-open for {age} and all its {refusal.trials} trial calls are out, "
@@ -53,6 +54,11 @@ def _message(name: str, refusal: Refusal, cause: BaseException | None) -> str:
         )
     wait = format_duration((refusal.retry_ns or 0) / _NS)
     return f"circuit {name!r} has been open for {age} after {seen}{last}; try again in {wait}, or do without"
+
+
+def _named(cause: BaseException) -> str:
+    """The type of a failure; its message may hold anything. Of an HTTP response, its status and host."""
+    return str(cause) if isinstance(cause, FailedResponse) else type(cause).__qualname__
 
 
 def _seen(opening: Change) -> str:

@@ -11,18 +11,16 @@ import hashlib
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from guarded._core.registry import registry
 from guarded._core.wrapper import Guarded
-from guarded.integrations._outbound import IDEMPOTENCY_KEY
-from guarded.integrations._problems import Problem, make_problem
+from guarded.integrations._headers import IDEMPOTENCY_KEY
+from guarded.integrations._server.problems import Problem, make_problem
+from guarded.integrations._server.request import Incoming
 from guarded.policies.idempotent import Idempotent, idempotent
 
-if TYPE_CHECKING:
-    from guarded.integrations._inbound import Incoming
-
-Principal: TypeAlias = "Callable[[Incoming], object]"
+Principal: TypeAlias = Callable[[Incoming], object]
 
 MAX_BODY = 1_048_576
 """Bytes of a request with a key; a longer one is refused with 413."""

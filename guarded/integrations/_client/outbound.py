@@ -1,165 +1,27 @@
-"""Requests to other hosts, guarded: what every HTTP client integration shares.
+"""What every HTTP client integration does with a request: send it under the guards of its host.
 
-An `Exchange` is one logical request; each attempt sends it once. A response whose status counts as a failure is
-raised inside the guards, so that retry and circuit judge it, and given to the caller as it is when they are done.
-Repeated are only requests that may be: an idempotent method or an ``Idempotency-Key``, and a body that is still
-there. Every response but the one the caller gets is closed. Times are seconds.
+A response whose status counts as a failure is raised inside the guards, so that retry and circuit judge it, and given
+to the caller as it is when they are done. Repeated are only requests that may be: an idempotent method or an
+``Idempotency-Key``, and a body that is still there. Times are seconds.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from math import inf
-from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
-from guarded._core import clock
-from guarded._core.call import Call, current, idempotency_key, out_of_time
+from guarded._core.call import idempotency_key
 from guarded._core.keys import digest
 from guarded._core.policy import Policy
-from guarded.cancel import checkpoint
 from guarded.errors import Cancelled
 from guarded.http import TRANSIENT_STATUSES, FailedResponse
-from guarded.integrations._hosts import Hosts, Lane, hosts_of
-
-ResponseT = TypeVar("ResponseT")
+from guarded.integrations._client.exchange import AsyncExchange, Exchange, ResponseT, SyncExchange
+from guarded.integrations._client.hosts import Hosts, Lane, hosts_of
+from guarded.integrations._headers import IDEMPOTENCY_KEY, TIMEOUT_HEADER, timeout_header_problem
 
 IDEMPOTENT_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"))
 """RFC 9110, section 9.2.2."""
-
-IDEMPOTENCY_KEY = "Idempotency-Key"
-TIMEOUT_HEADER = "X-Request-Timeout"
-"""Carries the seconds that are left, with three decimals: relative, since the clocks of two machines differ."""
-
-SMALL_BODY = 65_536
-"""Bytes: a failed response up to this size is read at once, so that its connection is free during the backoff."""
-
-_USUAL_PORTS = {"http": 80, "https": 443}
-
-
-class Exchange(ABC, Generic[ResponseT]):
-    """One logical request of a client library.
-
-    Attributes:
-        method, url: as sent.
-        host: whose guards it goes through.
-        overlaps: whether the library can send it again while it is still on its way.
-    """
-
-    overlaps = True
-
-    def __init__(self, method: str, url: str) -> None:
-        self.method = method.upper()
-        self.url = url
-        self.host = host_of(url)
-        self.extra: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._responses: list[ResponseT] = []
-        self._failed: list[ResponseT] = []
-        self._over = False
-
-    @abstractmethod
-    def header(self, name: str) -> str | None:
-        """A header of the request."""
-
-    @abstractmethod
-    def add_header(self, name: str, value: str) -> None:
-        """Put a header on the request for good."""
-
-    @abstractmethod
-    def content(self) -> bytes | None:
-        """The body, empty where there is none; None for one that is gone once it has been sent."""
-
-    @abstractmethod
-    def status_of(self, response: ResponseT) -> int:
-        """The status of a response."""
-
-    @abstractmethod
-    def size_of(self, response: ResponseT) -> str | None:
-        """The Content-Length of a response."""
-
-    def is_timeout(self, error: Exception) -> bool:
-        """Whether an error says that a time-out of the client has passed."""
-        return isinstance(error, TimeoutError)
-
-    def is_small(self, response: ResponseT) -> bool:
-        """Whether reading the body costs little, as far as its header tells."""
-        size = self.size_of(response)
-        return size is not None and size.isdecimal() and int(size) <= SMALL_BODY
-
-    def prepare(self, timeout_header: str | None) -> float:
-        """An attempt starts: seconds that are left for it. Raises DeadlineExceeded, Cancelled."""
-        checkpoint()
-        left = seconds_left()
-        if timeout_header is not None and left < inf:
-            self.extra = {timeout_header: format_timeout(timeout_header, left)}
-        return left
-
-    def keep(self, response: ResponseT) -> bool:
-        """Note a response; False when the caller is gone, so that it has to be closed here."""
-        with self._lock:
-            if not self._over:
-                self._responses.append(response)
-            return not self._over
-
-    def fail(self, response: ResponseT) -> FailedResponse:
-        """The response counts as a failure."""
-        with self._lock:
-            self._failed.append(response)
-        return FailedResponse(response)
-
-    def take_failed(self) -> list[ResponseT]:
-        """Responses of earlier attempts, which nobody will read."""
-        with self._lock:
-            failed, self._failed = self._failed, []
-            self._responses = [each for each in self._responses if not _among(each, failed)]
-        return failed
-
-    def finish(self, kept: object) -> list[ResponseT]:
-        """The caller gets `kept`; all others, also those that are still to come, are to be closed."""
-        with self._lock:
-            self._over = True
-            left, self._responses = self._responses, []
-        return [each for each in left if each is not kept]
-
-    def late(self, error: Exception) -> Exception | None:
-        """What a time-out of the client really was: the deadline, by which it had been cut short."""
-        call = current.get()
-        if call is not None and self.is_timeout(error) and clock.monotonic() >= call.until:
-            return out_of_time(call)
-        return None
-
-
-class SyncExchange(Exchange[ResponseT]):
-    """A request of a blocking client."""
-
-    @abstractmethod
-    def transmit(self, seconds: float) -> ResponseT:
-        """Send once, with `extra` among the headers and no time-out longer than `seconds`."""
-
-    @abstractmethod
-    def read(self, response: ResponseT) -> None:
-        """Read the body into memory, so that the connection is free and the caller can still have it."""
-
-    @abstractmethod
-    def close(self, response: ResponseT) -> None:
-        """Give the connection back; harmless when it was."""
-
-
-class AsyncExchange(Exchange[ResponseT]):
-    """A request of an asyncio client; see `SyncExchange`."""
-
-    @abstractmethod
-    async def transmit(self, seconds: float) -> ResponseT: ...
-
-    @abstractmethod
-    async def read(self, response: ResponseT) -> None: ...
-
-    @abstractmethod
-    async def close(self, response: ResponseT) -> None: ...
 
 
 class Outbound:
@@ -195,8 +57,8 @@ class Outbound:
             problems.append(f"statuses={wrong[0]!r}: must be HTTP statuses from 100 to 599")
         if not isinstance(idempotency_key, bool):
             problems.append(f"idempotency_key={idempotency_key!r}: must be True or False")
-        if timeout_header is not None and not (isinstance(timeout_header, str) and timeout_header):
-            problems.append(f"timeout_header={timeout_header!r}: must be the name of a header, or None")
+        if (wrong_header := timeout_header_problem(timeout_header)) is not None:
+            problems.append(wrong_header)
         if problems:
             raise ValueError("guarded client: " + "; ".join(problems))
         self._guards = guards
@@ -354,39 +216,9 @@ def _named(function: Callable[[_Attempt], Any], name: str) -> Callable[[_Attempt
     return function
 
 
-def _among(item: object, items: Collection[object]) -> bool:
-    return any(item is each for each in items)
-
-
-def seconds_left() -> float:
-    """Seconds before the deadline of the running call; ``inf`` without one."""
-    call: Call | None = current.get()
-    return inf if call is None else call.until - clock.monotonic()
-
-
-def host_of(url: str) -> str:
-    """Host of a URL in lower case, with its port where that is not the usual one of the scheme."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    port = parts.port
-    return host if port is None or port == _USUAL_PORTS.get(parts.scheme) else f"{host}:{port}"
-
-
 def new_key(method: str, url: str, content: bytes | None) -> str:
     """An idempotency key: derived inside an idempotent call, else a random one."""
     around = idempotency_key()
     if around is None:
         return str(uuid.uuid4())
     return digest(around, method, url, content)
-
-
-def format_timeout(header: str, seconds: float) -> str:
-    """Seconds as the value of a time-out header, rounded down: who is told a shorter time answers in time."""
-    milliseconds = max(0, int(seconds * 1000))
-    name = header.lower()
-    if name == "grpc-timeout":
-        return f"{min(milliseconds, 99_999_999)}m"  # at most eight digits, by the gRPC protocol over HTTP/2
-    if name.endswith("-ms"):
-        return str(milliseconds)
-    return f"{milliseconds / 1000:.3f}"

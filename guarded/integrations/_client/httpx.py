@@ -9,10 +9,12 @@ from typing import Any
 
 from guarded._core.policy import Policy
 from guarded.http import TRANSIENT_STATUSES
-from guarded.integrations._outbound import TIMEOUT_HEADER, AsyncExchange, Exchange, Outbound, SyncExchange
+from guarded.integrations._client.exchange import AsyncExchange, Exchange, SyncExchange
+from guarded.integrations._client.outbound import Outbound
+from guarded.integrations._headers import TIMEOUT_HEADER
 
 
-class _HttpxExchange(Exchange[Any]):
+class _Request(Exchange[Any]):
     """One request of either library; each attempt sends a copy of it, since two may be on their way at once."""
 
     def __init__(self, library: Any, transport: Any, request: Any) -> None:
@@ -86,7 +88,9 @@ async def _whatever(step: Awaitable[Any]) -> None:
         pass
 
 
-class _Sync(_HttpxExchange, SyncExchange[Any]):
+class SyncRequest(_Request, SyncExchange[Any]):
+    """A request of a ``Client``."""
+
     def transmit(self, seconds: float) -> Any:
         return self._transport.handle_request(self.copy(seconds))
 
@@ -99,7 +103,9 @@ class _Sync(_HttpxExchange, SyncExchange[Any]):
         response.stream.close()
 
 
-class _Async(_HttpxExchange, AsyncExchange[Any]):
+class AsyncRequest(_Request, AsyncExchange[Any]):
+    """A request of an ``AsyncClient``."""
+
     async def transmit(self, seconds: float) -> Any:
         request = self.copy(seconds)
         opening = request.extensions["trace"] = _Opening(request.extensions.get("trace"))
@@ -157,14 +163,14 @@ class Transport:
         if self._sync is None:
             self._refuse_other("handle_request")
             self._sync = self.library.HTTPTransport()
-        return self.outbound.send(_Sync(self.library, self._sync, request))
+        return self.outbound.send(SyncRequest(self.library, self._sync, request))
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request of an ``AsyncClient`` under the guards of its host."""
         if self._async is None:
             self._refuse_other("handle_async_request")
             self._async = self.library.AsyncHTTPTransport()
-        return await self.outbound.send_async(_Async(self.library, self._async, request))
+        return await self.outbound.send_async(AsyncRequest(self.library, self._async, request))
 
     def _refuse_other(self, needed: str) -> None:
         if self._given:

@@ -1,60 +1,39 @@
-"""Requests that come in, guarded: what every server integration shares.
+"""The rules of a guarded server middleware, whatever the framework, and the guards that it puts around a request.
 
-A request with an ``Idempotency-Key`` is handled once and its response kept (see `_replay`); one with a time-out
-header gets that deadline, bounded; both go through the guards, whose layers see an `Incoming`. What the guards refuse
-becomes a problem response. Times are seconds.
+A request with an ``Idempotency-Key`` is handled once and its response kept (see `replay`); one with a time-out header
+gets that deadline, bounded; both go through the guards, whose layers see an `Incoming`. What the guards refuse becomes
+a problem response. Times are seconds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
-from typing import Any, Literal
+from collections.abc import Awaitable, Collection, Generator, Iterable
+from typing import Any, Literal, TypedDict
 
 from guarded._core.durations import Duration, parse_duration
 from guarded._core.policy import Policy
 from guarded._core.wrapper import Guarded
-from guarded.integrations._clients import FORWARDED_FOR, Clients, Handling
-from guarded.integrations._outbound import TIMEOUT_HEADER
-from guarded.integrations._replay import Principal, Replays, credentials
+from guarded.integrations._headers import TIMEOUT_HEADER, parse_timeout, timeout_header_problem
+from guarded.integrations._server.clients import FORWARDED_FOR, Clients
+from guarded.integrations._server.replay import Principal, Replays, credentials
+from guarded.integrations._server.request import Handling, Headers, Incoming
 from guarded.policies.deadline import DeadlineOptions, DeadlinePolicy
 from guarded.policies.idempotent import Idempotent
 from guarded.stack import Guard, GuardOptions
 
 _UNFIT = ("idempotent", "retry", "hedge", "fallback")
-_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
-_MILLISECONDS = re.compile(r"[0-9]{1,12}")
-_GRPC = re.compile(r"([0-9]{1,8})([HMSmun])")
-_GRPC_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
-class Incoming:
-    """One request; keys of policies may name its attributes, as in ``"{request.client}"``.
+class Options(TypedDict, total=False):
+    """The options of `Inbound`, for the middleware and installers that hand them on."""
 
-    Attributes:
-        method: in capitals.
-        target: path and query, as sent.
-        client: who sends it; see `_clients`.
-        timeout: seconds that it asks for, bounded; None without a (well-formed) time-out header.
-        run: hands it to the application; set by the integration.
-    """
-
-    def __init__(
-        self, rules: Inbound, method: str, target: str, peer: str | None, headers: Iterable[tuple[str, str]]
-    ) -> None:
-        self.method = method.upper()
-        self.target = target
-        self.run: Callable[[], Any]
-        self._headers: dict[str, list[str]] = {}
-        for name, value in headers:
-            self._headers.setdefault(name.lower(), []).append(value)
-        self.client = rules.clients.identify(peer, self._headers.get(FORWARDED_FOR, ()))
-        self.timeout = rules.timeout_of(self)
-
-    def header(self, name: str) -> str | None:
-        """A header of the request; several of one name are joined by commas."""
-        found = self._headers.get(name.lower())
-        return None if found is None else ", ".join(found)
+    guards: Policy[Any] | str | None
+    trusted_proxies: Collection[str]
+    timeout_header: str | None
+    max_timeout: Duration
+    idempotency: Idempotent | str | bool
+    principal: Principal
+    overload: Literal[429, 503]
 
 
 class Inbound:
@@ -94,11 +73,11 @@ class Inbound:
         if guards is not None and (not isinstance(guards, (Policy, str)) or guards == ""):
             problems.append(f"guards={guards!r}: must be a policy, a stack, or the name of one")
         try:
-            self.clients = Clients(trusted_proxies)
+            self._clients = Clients(trusted_proxies)
         except ValueError as error:
             problems.append(str(error))
-        if timeout_header is not None and not (isinstance(timeout_header, str) and timeout_header):
-            problems.append(f"timeout_header={timeout_header!r}: must be the name of a header, or None")
+        if (wrong_header := timeout_header_problem(timeout_header)) is not None:
+            problems.append(wrong_header)
         try:
             self._max_timeout = parse_duration(max_timeout, option="max_timeout")
         except ValueError as error:
@@ -119,10 +98,16 @@ class Inbound:
         self._async = tuple(Guarded(_serve_async, each) for each in ((*_TIMED, *layers), layers))
         self._sync = tuple(Guarded(_serve, each) for each in ((*_TIMED, *layers), layers))
 
-    def timeout_of(self, request: Incoming) -> float | None:
+    def incoming(self, method: str, target: str, peer: str | None, headers: Iterable[tuple[str, str]]) -> Incoming:
+        """A request, read by these rules."""
+        known = Headers(headers)
+        client = self._clients.identify(peer, known.all(FORWARDED_FOR))
+        return Incoming(method, target, known, client, self._timeout(known))
+
+    def _timeout(self, headers: Headers) -> float | None:
         """Seconds that a request asks for, bounded; None when it does not, or not in a way that can be read."""
         name = self._timeout_header
-        value = None if name is None else request.header(name)
+        value = None if name is None else headers.get(name)
         if name is None or value is None:
             return None
         seconds = parse_timeout(name, value)
@@ -175,15 +160,3 @@ def _serve(request: Incoming) -> Generator[bytes, None, None]:
 
 for _function in (_serve_async, _serve):
     _function.__module__, _function.__qualname__ = "", "request"  # what events call it
-
-
-def parse_timeout(name: str, value: str) -> float | None:
-    """Seconds by the value of a time-out header of this name; None for what is malformed or negative."""
-    value = value.strip()
-    lower = name.lower()
-    if lower == "grpc-timeout":
-        match = _GRPC.fullmatch(value)
-        return None if match is None else int(match[1]) * _GRPC_UNITS[match[2]]
-    if lower.endswith("-ms"):
-        return int(value) / 1000 if _MILLISECONDS.fullmatch(value) else None
-    return float(value) if _SECONDS.fullmatch(value) else None

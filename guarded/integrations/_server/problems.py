@@ -22,7 +22,7 @@ from guarded.errors import (
     StoreError,
 )
 from guarded.http import headers_for, status_for
-from guarded.integrations._clients import running
+from guarded.integrations._server.request import handling
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -55,8 +55,8 @@ class Problem:
 
 def problem_for(error: BaseException) -> Problem | None:
     """The response for an error of guarded; None for what is a fault of the program, or no such error."""
-    handling = running.get()
-    overload = 429 if handling is None else handling.overload
+    request = handling.get()
+    overload = 429 if request is None else request.overload
     for kind, reason, detail in _DETAILS:
         if isinstance(error, kind):
             return make_problem(status_for(error, overload=overload), reason, detail, headers_for(error))

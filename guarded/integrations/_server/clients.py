@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Sequence
-from contextvars import ContextVar
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -21,28 +20,6 @@ LOCAL = "local"
 
 _IPV6_PREFIX = 64
 _FARTHEST = 50  # proxies; a longer header was not written by proxies
-
-
-class Handling(NamedTuple):
-    """What is known everywhere below a guarded middleware: who asks, and the status for an overload."""
-
-    client: str
-    overload: Literal[429, 503]
-
-
-running: ContextVar[Handling | None] = ContextVar("guarded_handling", default=None)
-
-
-def client_key() -> str:
-    """The client of the request that is being handled: for ``rate("10/s", key=client_key)`` on any function below.
-
-    Raises:
-        LookupError: no guarded middleware is around.
-    """
-    handling = running.get()
-    if handling is None:
-        raise LookupError("client_key: no request is being handled here: install a guarded middleware around the app")
-    return handling.client
 
 
 class Clients:

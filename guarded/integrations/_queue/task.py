@@ -16,7 +16,7 @@ from guarded._core.keys import amount_problem
 from guarded._core.policy import Args, Kwargs, Policy
 from guarded._core.wrapper import Guarded, decorate
 from guarded.errors import Rejected
-from guarded.integrations._delivery import Delivery, Leave, Once, OnceOptions, delivering
+from guarded.integrations._queue.delivery import Delivery, Leave, Once, OnceOptions, delivering
 from guarded.stack import guard
 
 Part: TypeAlias = "Policy[Any] | str"
