@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guarded._core.factory import STORED_AS, factory_of
+from guarded._core.nearest import choices
 from guarded._core.order import ORDER
 from guarded._core.place import complain
 from guarded._core.policy import Policy, arguments_of
@@ -31,7 +32,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
     problems: list[str] = []
     for key, value in given.items():
         if key not in KEYS:
-            problems.append(f"{key}={value!r}: must be a layer{_near(key, KEYS)}")
+            problems.append(f"{key}={value!r}: must be a layer ({choices(key, KEYS)})")
             continue
         if value is not None and key in _SHARED_STATE:
             problems.append(f"{key}={value!r}: must be None (to leave it out): its state is one for all call sites")
@@ -39,18 +40,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
         names = _parameters(_kind(key))
         options = dict(value) if isinstance(value, Mapping) else {names[0]: value}
         found[key] = None if value is None else options
-        rule = f"{key}={value!r}: must have known options only, not"
-        problems += [f"{rule} {name!r}{_near(name, names)}" for name in options if name not in names]
+        unknown = [f"{name!r} ({choices(name, names)})" for name in options if name not in names]
+        problems += [f"{key}={value!r}: must have known options only, not {name}" for name in unknown]
     if problems:
         raise ValueError(f"guard: {'; '.join(problems)}")
     return found
-
-
-def _near(word: object, known: tuple[str, ...]) -> str:
-    import difflib  # for mistakes only
-
-    near = difflib.get_close_matches(str(word), known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" ({', '.join(known)})"
 
 
 def _kind(key: str) -> str:

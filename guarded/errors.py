@@ -21,9 +21,10 @@ Every error is raised fresh, survives pickling, and names the policy and what to
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+from guarded._core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from guarded._core.breaker import CircuitOpen as CircuitOpen
@@ -176,8 +177,7 @@ class PolicyNotFound(GuardedError, LookupError):
     """No policy or stack of that name is registered; the message lists near matches."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
-        near = difflib.get_close_matches(str(name), list(known), n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "load the file or define the policy first"
+        hint = did_you_mean(name, known, most=3) or "load the file or define the policy first"
         super().__init__(f"no policy or stack is named {name!r}: {hint}")
         self.name = name
 

@@ -6,11 +6,12 @@ once: ``1h 30m``, ``1.5s``, ``10 minutes``. Text is read in whole nanoseconds, w
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
+
+from guarded._core.nearest import did_you_mean
 
 Duration: TypeAlias = float | int | timedelta | str
 """Seconds, a timedelta, or text with units such as ``"250ms"`` or ``"1h30m"``."""
@@ -117,8 +118,7 @@ def _unit(name: str, segment: str) -> int:
         return size
     if not name:
         raise ValueError(f"needs a unit: write '{segment}s' for seconds or '{segment}ms' for milliseconds")
-    near = [name.lower()] if name.lower() in _UNITS else difflib.get_close_matches(name.lower(), _UNITS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "use ns, us, ms, s, m, h, d or w"
+    hint = did_you_mean(name, _UNITS) or "use ns, us, ms, s, m, h, d or w"
     raise ValueError(f"{name!r} is no unit: {hint}")
 
 

@@ -24,14 +24,14 @@ STORED_AS: Final[Mapping[str, str]] = {"attempts": "retries", "function": "value
 
 def factory(make: Callable[P, R]) -> Callable[P, R]:
     """Have a policy that `make` gives know the options it was given, by name, in `Policy.given`."""
-    code = make.__code__  # type: ignore[attr-defined]
+    code = make.__code__
     positional: tuple[str, ...] = code.co_varnames[: code.co_argcount]
 
     @functools.wraps(make)
     def noting(*args: P.args, **kwargs: P.kwargs) -> R:
         made = make(*args, **kwargs)
         if isinstance(made, Policy) and not made.given:  # else its first declaration counts, whose place it tells
-            names: tuple[str, ...] = (*positional[: len(args)], *kwargs)
+            names = (*positional[: len(args)], *map(str, kwargs))
             made.given = frozenset([STORED_AS.get(name, name) for name in names])
         return made
 

@@ -10,7 +10,6 @@ Logs and stores get a `digest` of it, never the key.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 import re
@@ -23,6 +22,7 @@ from typing import Any, TypeAlias
 
 from guarded._core.binding import Args, Argument, Binder, Fn, Kwargs, binder_for
 from guarded._core.canonical import canonical, digest
+from guarded._core.nearest import did_you_mean
 
 __all__ = [
     "Binder",
@@ -271,8 +271,7 @@ def _from_callable(key: Callable[..., object], binder: Binder) -> Argument:
 def _require(names: list[str], binder: Binder) -> None:
     for name in names:
         if name not in binder.names:
-            near = difflib.get_close_matches(name, binder.names, n=1)
-            has = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(binder.names) or 'none at all'}"
+            has = did_you_mean(name, binder.names) or f"it has {', '.join(binder.names) or 'none at all'}"
             raise ValueError(f"{binder.function}() has no parameter {name!r}: {has}")
 
 

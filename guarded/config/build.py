@@ -6,16 +6,16 @@ problem per rule, at the line of the option that broke it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from guarded._core.nearest import did_you_mean
 from guarded._core.policy import Policy, arguments_of
 from guarded._core.registry import Registry, registry
 from guarded.config import schema
-from guarded.config.document import Node, masked, plain
+from guarded.config.document import brief, plain
 from guarded.config.kinds import kind
 from guarded.config.merge import without_rivals
 from guarded.config.plan import LayerPlan, Plan, PolicyPlan
@@ -82,7 +82,7 @@ def build_layer(
         return None
     if "function" in options:
         if "value" in options:
-            plan.note((*layer.path, "function"), "give value or function", layer.options["function"].place)
+            plan.note((*layer.path, "function"), "give value or function", layer.options["function"])
             return None
         options["value"] = options.pop("function")
     arguments = {**without_rivals({} if declared is None else arguments_of(declared), options), **options}
@@ -95,36 +95,48 @@ def build_layer(
         with registry.drafting():
             made: Policy[Any] = found.factory(**arguments)
     except (ValueError, TypeError) as error:
-        _note_refusal(plan, layer, str(error), given, whole)
+        _note_refusal(plan, layer, str(error), arguments, whole)
         return None
     return made if whole else None
 
 
-def _note_refusal(plan: Plan, layer: LayerPlan, message: str, given: Mapping[str, Any], whole: bool) -> None:
+def _note_refusal(plan: Plan, layer: LayerPlan, message: str, arguments: Mapping[str, Any], whole: bool) -> None:
     """One problem per rule of a factory's error, ``kind: option=value: rule; option: rule``.
 
-    Of a layer that has problems already, only rules about single options that were `given` mean something.
+    Of a layer that has problems already, only rules about single options that are good so far mean something.
     """
     missing = re.search(r"missing .*required .*argument[s]?: (.*)", message)
     if missing and not whole:
         return
     if missing:
         names = re.findall(r"'(\w+)'", missing[1])
-        plan.note(layer.path, f"{' and '.join(names)} must be given", _at(layer.node))
+        plan.note(layer.path, f"{' and '.join(names)} must be given", layer.node, at_key=True)
         return
     for rule in _NEXT_RULE.split(message.removeprefix(f"{layer.kind}: ")):
         subject = _SUBJECT.match(rule)
-        node = layer.options.get(subject[1]) if subject else None
-        if not whole and (subject is None or subject[1] not in given):
+        option = subject[1] if subject else ""
+        node = layer.options.get(option)
+        if not whole and (node is None or not plan.is_good(node)):
             continue
-        if node is None or subject is None:
-            plan.note(layer.path, rule, _at(layer.node))
+        about = layer.options.values()
+        if node is None:
+            plan.note(layer.path, _as_in_a_file(rule), layer.node, at_key=True, about=about)
         else:
-            plan.note((*layer.path, subject[1]), masked(rule, node), node.place)
+            text = _without_its_option(rule, option, arguments.get(option))
+            plan.note((*layer.path, option), _as_in_a_file(text), node, about=about)
 
 
-def _at(node: Node) -> Any:
-    return node.key or node.place
+def _without_its_option(rule: str, option: str, value: object) -> str:
+    """``0: must be …`` for ``limit=0: must be …``: the path says which option it is."""
+    rest = rule.removeprefix(f"{option}={value!r}: ")
+    if rest == rule or rest.startswith(repr(value)):
+        return rest
+    return f"{brief(value)}: {rest.removesuffix(f', not {value!r}')}"
+
+
+def _as_in_a_file(rule: str) -> str:
+    """A rule in the words of YAML, without what only code can write."""
+    return re.sub(r"\bNone\b", "null", re.sub(r",? or \w+\(…\)", "", rule))
 
 
 def _check_against_code(plan: Plan, policy: PolicyPlan, owner: Registry) -> None:
@@ -137,8 +149,9 @@ def _check_against_code(plan: Plan, policy: PolicyPlan, owner: Registry) -> None
         plan.note(
             ("policies", policy.name),
             f"is {what} here, but a {known.kind} at {known.place}",
-            _at(policy.node),
+            policy.node,
             "give one of them another name",
+            at_key=True,
         )
 
 
@@ -150,7 +163,7 @@ def _check_name(plan: Plan, policy: PolicyPlan, layer: LayerPlan, owner: Registr
     known = owner.get(name)
     if name in plan.policies or (known is not None and known.declared is not None):
         where = f"at {known.place}" if known is not None and known.declared is not None else "in this file"
-        plan.note(layer.path, f"goes by the name {name!r}, which is another policy {where}", _at(layer.node))
+        plan.note(layer.path, f"goes by the name {name!r}, which is another policy {where}", layer.node, at_key=True)
 
 
 def _check_reference(plan: Plan, layer: LayerPlan, owner: Registry) -> None:
@@ -161,7 +174,7 @@ def _check_reference(plan: Plan, layer: LayerPlan, owner: Registry) -> None:
         if name in seen:
             if name == seen[0] == min(seen):  # every policy of the circle comes by here; one of them tells
                 circle = " → ".join((*seen, name))
-                plan.note(layer.path, f"policies name each other in a circle: {circle}", layer.node.place)
+                plan.note(layer.path, f"policies name each other in a circle: {circle}", layer.node)
             return
         seen.append(name)
         found = _kind_of(name, plan, owner)
@@ -171,7 +184,7 @@ def _check_reference(plan: Plan, layer: LayerPlan, owner: Registry) -> None:
         kind_found, name_next = found
         if kind_found != layer.kind:
             what = "a stack" if kind_found == "guard" else f"a {kind_found}"
-            plan.note(layer.path, f"{name!r} is {what}, not a {layer.kind}", layer.node.place)
+            plan.note(layer.path, f"{name!r} is {what}, not a {layer.kind}", layer.node)
             return
         name = name_next
 
@@ -188,9 +201,11 @@ def _kind_of(name: str, plan: Plan, owner: Registry) -> tuple[str, str | None] |
 
 
 def _note_unknown(plan: Plan, layer: LayerPlan, name: str, owner: Registry) -> None:
-    if name in plan.section("policies"):
+    bodies = plan.section("policies")
+    if name in bodies:
         return  # it is there, with a problem of its own
-    known = {*plan.section("policies"), *owner}
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"define it under policies, or give {layer.kind} a mapping"
-    plan.note(layer.path, f"there is no policy {name!r}", layer.node.place, hint)
+    of_code = [each for each in owner if owner[each].declared is not None]
+    kinds = {each: _kind_of(each, plan, owner) for each in (*bodies, *of_code)}
+    fitting = [each for each, found in kinds.items() if found is None or found[0] == layer.kind]
+    hint = did_you_mean(name, fitting) or f"define it under policies, or give {layer.kind} a mapping"
+    plan.note(layer.path, f"there is no policy {brief(name)}", layer.node, hint)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -63,7 +64,7 @@ def _events(text: str) -> Iterator[Any]:
 class _Frame:
     """A collection being read; `size` counts its nodes with aliases expanded."""
 
-    __slots__ = ("anchor", "broken", "children", "key", "key_place", "place", "size")
+    __slots__ = ("anchor", "broken", "children", "key", "key_broken", "key_place", "place", "size")
 
     def __init__(self, children: dict[str, Node] | list[Node], place: Place, anchor: str | None, broken: bool) -> None:
         self.children = children
@@ -72,6 +73,7 @@ class _Frame:
         self.broken = broken
         self.key: str | None = None
         self.key_place: Place | None = None
+        self.key_broken = False
         self.size = 1
 
 
@@ -117,6 +119,10 @@ class _Composer:
             hint = f"quote a value that starts with {char}"
         elif "mapping values" in str(error.problem):
             hint = "quote a value that holds ': '"
+        elif "unexpected ':'" in str(error.problem):
+            hint = "a colon needs a space after it"
+        elif mark and error.context_mark and error.context_mark.line < mark.line:
+            hint = f"what it belongs to begins on line {error.context_mark.line + 1}"
         reason = ", ".join(part for part in (error.context, error.problem) if part)
         self.problems.append(Problem(self._path(), f"not valid YAML: {reason}", place, hint))
 
@@ -148,7 +154,7 @@ class _Composer:
 
     def _key(self, frame: _Frame, text: str, place: Place) -> None:
         assert isinstance(frame.children, dict)
-        frame.key, frame.key_place = text, place
+        frame.key, frame.key_place, frame.key_broken = text, place, text == "<<" or "${" in text
         if text == "<<":
             self._note("merge keys (<<) are not part of YAML 1.2", place, "use extends with a template")
         elif text in frame.children:
@@ -211,7 +217,8 @@ class _Composer:
         else:
             assert frame.key is not None
             # The first of two equal keys stays, so that later problems speak of one value.
-            frame.children.setdefault(frame.key, node.under(frame.key_place))
+            node = node.under(frame.key_place)
+            frame.children.setdefault(frame.key, replace(node, broken=True) if frame.key_broken else node)
             frame.key = frame.key_place = None
 
     def _tag(self, tag: str | None, place: Place) -> bool:

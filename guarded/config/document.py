@@ -7,7 +7,7 @@ count from 1; a value that came out of ``${…}`` is never shown, its raw text i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a source; prints as ``file:line:col: path: message``."""
+    """One thing that is wrong; prints as ``file:line:col: path: message (hint)``."""
 
     path: str
     message: str
@@ -78,7 +78,8 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.place}: {self.path or 'document'}: {self.message}{hint}"
+        path = self.path or ("document" if self.place.kind in ("file", "mapping") else "")
+        return f"{self.place}: {path}{': ' if path else ''}{self.message}{hint}"
 
 
 def dotted(path: Path) -> str:
@@ -124,13 +125,27 @@ def shown(node: Node) -> str:
     return node.shown if node.shown is not None else brief(node.value)
 
 
-def masked(message: str, node: Node) -> str:
-    """`message` about a value, with the raw text in its place where the value came out of ``${…}``."""
-    if node.shown is None:
+def masked(message: str, *nodes: Node) -> str:
+    """`message` about values, with the raw text in the place of those that came out of ``${…}``; no part is shown."""
+    raw = {
+        text: node.shown
+        for node in nodes
+        if node.shown is not None
+        for text in (repr(node.value), str(node.value) or "null", brief(node.value))
+    }
+    if not raw:
         return message
-    for text in sorted({repr(node.value), str(node.value), brief(node.value)}, key=len, reverse=True):
-        message = re.sub(rf"(?<![\w.]){re.escape(text)}(?![\w.])", lambda _: node.shown or "", message)
-    return message
+    texts = "|".join(map(re.escape, sorted(raw, key=len, reverse=True)))
+    message = re.sub(rf"(?<![\w.])(?:{texts})(?![\w.])", lambda found: raw[found[0]], message)
+    return re.sub(r"'([^']+)'", lambda part: "'…'" if any(part[1] in text for text in raw) else part[0], message)
+
+
+def problem_at(
+    node: Node, path: Path, message: str, hint: str | None = None, *, at_key: bool = False, about: Iterable[Node] = ()
+) -> Problem:
+    """A problem with a value, or with its key; `about` are other values that the message may show."""
+    place = (node.key or node.place) if at_key else node.place
+    return Problem(dotted(path), scrub(masked(message, node, *about)), place, hint)
 
 
 def brief(value: object) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from guarded._core.nearest import choices
 from guarded.config.compose import compose
 from guarded.config.document import Node, Place, Problem, dotted
 from guarded.config.merge import without_rivals
-from guarded.config.references import nearest
 from guarded.config.scalars import resolve
 
 PREFIX = "GUARDED__"
@@ -29,7 +29,7 @@ def override(root: Node, variables: Mapping[str, str], problems: list[Problem], 
         if len(steps) < 2 or "" in steps:
             problems.append(Problem("", "names no value", place, "the form is GUARDED__POLICIES__NAME__LAYER__OPTION"))
         elif steps[0] not in SECTIONS:
-            problems.append(Problem(steps[0], "there is no such section", place, nearest(steps[0], SECTIONS)))
+            problems.append(Problem(steps[0], "there is no such section", place, choices(steps[0], SECTIONS)))
         else:
             root = _set(root, steps, _value(variables[variable], place, problems), place, problems, declared)
     return root
@@ -63,7 +63,7 @@ def _set(
         if not isinstance(node.value, dict):
             path = dotted(tuple(key for _, key in spine))
             hint = None
-            if isinstance(node.value, str) and depth == 3:
+            if isinstance(node.value, str) and node.shown is None and depth == 3:
                 shared = node.value.upper()
                 hint = f"it is the shared policy {node.value}: set GUARDED__POLICIES__{shared}__… instead"
             problems.append(Problem(path, "has no options to override", place, hint))
@@ -72,7 +72,7 @@ def _set(
         if key is None and depth == 1 and steps[0] in ("policies", "templates", "stores"):
             key = _match(step, declared) if steps[0] == "policies" else None
             if key is None:
-                hint = nearest(step, [*node.value, *declared])
+                hint = choices(step, [*node.value, *declared])
                 problems.append(Problem(dotted((steps[0], step)), "there is no such name", place, hint))
                 return root
         key = key or step

@@ -17,8 +17,9 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from guarded._core.durations import parse_duration
+from guarded._core.nearest import choices, did_you_mean
 from guarded.config.document import brief
-from guarded.config.references import BadReference, nearest, resolve_reference
+from guarded.config.references import BadReference, resolve_reference
 from guarded.config.scalars import Expanded, resolve
 from guarded.http import transient
 from guarded.policies.retry import RetryBudget
@@ -35,9 +36,9 @@ _DURATION_TEXT = (
 
 
 class Wrong(ValueError):
-    """A value breaks a rule; `hint` says what was probably meant, `items` which entries of a list are wrong."""
+    """A value breaks a rule; `hint` says what was probably meant, `items` which entries of it are wrong."""
 
-    def __init__(self, message: str, hint: str | None = None, items: Mapping[int, Wrong] | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, items: Mapping[int | str, Wrong] | None = None) -> None:
         super().__init__(message)
         self.hint = hint
         self.items = items or {}
@@ -55,10 +56,12 @@ class FieldType:
     check: Check
     schemas: tuple[Schema, ...]
 
-    def annotation(self) -> Any:
+    def annotation(self, *, nullable: bool = False) -> Any:
         """The type for a pydantic field; the allow-list is taken from the validation context."""
 
         def validate(value: Any, info: ValidationInfo) -> Any:
+            if value is None and nullable:
+                return None
             if isinstance(value, Expanded) and {"type": "string"} not in self.schemas:
                 value = resolve(value)
             try:
@@ -67,7 +70,7 @@ class FieldType:
                 raise PydanticCustomError("wrong", "{wrong}", {"wrong": wrong}) from None
 
         plain_text = any(schema == {"type": "string"} for schema in self.schemas)
-        schemas = [*self.schemas] if plain_text else [*self.schemas, VARIABLE]
+        schemas = [*self.schemas, *([] if plain_text else [VARIABLE]), *([{"type": "null"}] if nullable else [])]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         return Annotated[Any, PlainValidator(validate), WithJsonSchema(schema)]
 
@@ -142,7 +145,8 @@ def _duration(value: Any, allow: Sequence[str] | None) -> Any:
 
 def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
     names = value if isinstance(value, list) else [value]
-    found, wrong = [], {}
+    found: list[Any] = []
+    wrong: dict[int | str, Wrong] = {}
     for index, name in enumerate(names):
         try:
             found.append(_exception(name, allow))
@@ -196,25 +200,35 @@ def _key(value: Any, allow: Sequence[str] | None) -> Any:
 
 
 def _budget(value: Any, allow: Sequence[str] | None) -> Any:
+    if isinstance(value, str) and value:
+        return value
     if not isinstance(value, dict):
-        return _text(value, allow)
-    for name in value:
-        if name not in ("ratio", "min_per_second"):
-            raise Wrong(f"a budget has no {name!r}", nearest(str(name), ("ratio", "min_per_second")))
+        raise Wrong(f"must be the name of a budget, or a mapping of ratio and min_per_second, not {brief(value)}")
+    found: dict[str, Any] = {}
+    wrong: dict[int | str, Wrong] = {}
+    for name, given in value.items():
+        try:
+            found[name] = _BUDGET[name](resolve(given) if isinstance(given, Expanded) else given, allow)
+        except KeyError:
+            wrong[name] = Wrong(f"a budget has no {name!r}", choices(name, _BUDGET))
+        except Wrong as error:
+            wrong[name] = error
+    if wrong:
+        raise Wrong("is no budget", items=wrong)
     try:
-        ratio = _ratio(value.get("ratio", 0.2), allow)
-        return RetryBudget(ratio, _number(value.get("min_per_second", 1.0), allow))
-    except Wrong:
-        raise
+        return RetryBudget(**found)
     except ValueError as error:
         raise Wrong(str(error)) from None
+
+
+_BUDGET: Mapping[str, Check] = {"ratio": _ratio, "min_per_second": _number}
 
 
 def _choice(words: Sequence[str]) -> Check:
     def check(value: Any, allow: Sequence[str] | None) -> Any:
         if value in words:
             return value
-        hint = nearest(value, words) if isinstance(value, str) else None
+        hint = did_you_mean(value, words) if isinstance(value, str) else None
         raise Wrong(f"must be {' or '.join(words)}, not {brief(value)}", hint)
 
     return check

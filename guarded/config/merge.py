@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from guarded.config.document import Node, Problem, dotted
-from guarded.config.references import nearest
+from guarded._core.nearest import choices
+from guarded.config.document import Node, Problem, problem_at
 
 T = TypeVar("T")
 
@@ -42,21 +42,11 @@ def without_rivals(base: Mapping[str, T], over: Iterable[str]) -> dict[str, T]:
     return {name: node for name, node in base.items() if name not in replaced}
 
 
-def prune(body: Node) -> Node:
-    """A body without what null removed: layers, and options of layers."""
-    layers: dict[str, Node] = {}
-    for kind, layer in body.value.items():
-        if layer.value is None:
-            continue
-        if isinstance(layer.value, dict):
-            options = {
-                name: node
-                for name, node in layer.value.items()
-                if node.value is not None or (kind, name) == _KEEPS_NULL
-            }
-            layer = replace(layer, value=options)
-        layers[kind] = layer
-    return replace(body, value=layers)
+def without_nulls(key: str, layer: Node) -> Node:
+    """A layer without the options that null has removed."""
+    given = layer.value.items()
+    options = {name: node for name, node in given if node.value is not None or (key, name) == _KEEPS_NULL}
+    return replace(layer, value=options)
 
 
 class Templates:
@@ -122,7 +112,7 @@ class Templates:
             hint = f"a policy is shared, not extended: name it in a layer, as in limit: {word}, or make it a template"
             self._note(name, path, f"{word!r} is a policy, not a template", hint)
         else:
-            self._note(name, path, f"there is no template {word!r}", nearest(word, self._raw))
+            self._note(name, path, f"there is no template {word!r}", choices(word, self._raw))
 
     def _note(self, name: Node, path: tuple[str, ...], message: str, hint: str | None = None) -> None:
-        self._problems.append(Problem(dotted(path), message, name.place, hint))
+        self._problems.append(problem_at(name, path, message, hint))

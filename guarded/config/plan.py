@@ -6,17 +6,16 @@ order of precedence: defaults, templates, own body, environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from guarded._core.nearest import choices
 from guarded.config import schema
-from guarded.config.document import Node, Path, Place, Problem, dotted, find
+from guarded.config.document import Node, Path, Place, Problem, brief, find, problem_at
 from guarded.config.environment import override
 from guarded.config.kinds import LAYERS, kind
-from guarded.config.merge import Templates, merge, prune
-from guarded.config.references import nearest
+from guarded.config.merge import Templates, merge, without_nulls
 from guarded.config.sources import Source, read_source
-from guarded.events.redact import scrub
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,18 @@ class Plan:
             for name, policy in self.policies.items()
         }
 
-    def note(self, path: Path, message: str, place: Place, hint: str | None = None) -> None:
-        """Add a problem."""
-        self.problems.append(Problem(dotted(path), scrub(message), place, hint))
+    def note(
+        self,
+        path: Path,
+        message: str,
+        node: Node,
+        hint: str | None = None,
+        *,
+        at_key: bool = False,
+        about: Iterable[Node] = (),
+    ) -> None:
+        """Add a problem with a value, or with its key; see `problem_at`."""
+        self.problems.append(problem_at(node, path, message, hint, at_key=at_key, about=about))
 
 
 def make_plan(
@@ -188,15 +196,14 @@ def _resolve(plan: Plan) -> None:
         body = templates.apply(raw, path)
         if body is None:
             continue
-        body = prune(body)
         layers = [
             layer
             for key, word in LAYERS.items()
             if (layer := _layer(plan, key, word, body, defaults, path)) is not None
         ]
-        if not layers and not any(key in body.value for key in LAYERS):
+        if not layers and all(node.value is None for key, node in body.value.items() if key in LAYERS):
             if plan.is_good(raw):
-                plan.note(path, "has no layers", raw.key or raw.place, f"give it one of {', '.join(LAYERS)}")
+                plan.note(path, "has no layers", raw, f"give it one of {', '.join(LAYERS)}", at_key=True)
             continue
         enabled = body.value.get("enabled")
         switched_on = enabled is None or enabled.value is not False
@@ -207,15 +214,13 @@ def _resolve(plan: Plan) -> None:
 def _good_name(plan: Plan, name: str, raw: Node, path: Path) -> bool:
     if schema.is_name(name):
         return True
-    plan.note(
-        path, "is no name for a policy", raw.key or raw.place, "letters, digits, '_', '-' and '.', a letter first"
-    )
+    plan.note(path, "is no name for a policy", raw, "letters, digits, '_', '-' and '.', a letter first", at_key=True)
     return False
 
 
 def _layer(plan: Plan, key: str, word: str, body: Node, defaults: Mapping[str, Node], path: Path) -> LayerPlan | None:
     node = body.value.get(key)
-    if node is None:
+    if node is None or node.value is None:
         return None
     if isinstance(node.value, str):
         return LayerPlan(key, word, node, (*path, key), shared=node.value)
@@ -223,8 +228,8 @@ def _layer(plan: Plan, key: str, word: str, body: Node, defaults: Mapping[str, N
         return None
     base = defaults.get(key)
     if base is not None and isinstance(base.value, dict):
-        merged = merge(base, node)
-        node = prune(Node({key: merged}, body.place)).value[key]
+        node = merge(base, node)
+    node = without_nulls(key, node)  # only now: a null takes a default away, too
     enabled = node.value.get("enabled")
     if enabled is not None and enabled.value is False:
         return None
@@ -232,12 +237,12 @@ def _layer(plan: Plan, key: str, word: str, body: Node, defaults: Mapping[str, N
 
 
 def _in_order(plan: Plan, layers: list[LayerPlan], order: Node | None, path: Path) -> tuple[LayerPlan, ...]:
-    if order is None or not isinstance(order.value, list):
+    if order is None or not isinstance(order.value, list) or not plan.is_good(order):
         return tuple(layers)
     words = [node.value for node in order.value]
     missing = [layer.key for layer in layers if layer.key not in words]
     if missing:
-        plan.note(path, f"does not say where {', '.join(missing)} stands", order.place, "name every layer of the stack")
+        plan.note(path, f"does not say where {', '.join(missing)} stands", order, "name every layer of the stack")
         return tuple(layers)
     return tuple(sorted(layers, key=lambda layer: words.index(layer.key)))
 
@@ -248,6 +253,6 @@ def _check_targets(plan: Plan) -> None:
         path = ("targets", pattern)
         if not schema.is_target(pattern):
             hint = "write package.module:Class.method; * stands for a step, but not for the first"
-            plan.note(path, "is no pattern of a target", node.key or node.place, hint)
+            plan.note(path, "is no pattern of a target", node, hint, at_key=True)
         if isinstance(node.value, str) and node.value and not node.broken and node.value not in bodies:
-            plan.note(path, f"there is no policy {node.value!r}", node.place, nearest(node.value, bodies))
+            plan.note(path, f"there is no policy {brief(node.value)}", node, choices(node.value, bodies))

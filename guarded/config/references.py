@@ -7,12 +7,13 @@ come from an allowed module: ``shop.jobs:os.system`` is no way around it. Built-
 from __future__ import annotations
 
 import builtins
-import difflib
 import fnmatch
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+
+from guarded._core.nearest import did_you_mean
 
 EXCEPTIONS = {
     name: value
@@ -49,7 +50,7 @@ def resolve_reference(text: str, allow: Sequence[str] | None) -> Any:
     if not colon:
         if text in EXCEPTIONS:
             return EXCEPTIONS[text]
-        near = nearest(text, EXCEPTIONS) if text.isidentifier() else None
+        near = did_you_mean(text, EXCEPTIONS) if text.isidentifier() else None
         raise BadReference(f"{text!r} is no built-in exception", near or "refer to others as module:Name")
     steps = names.split(".")
     if not all(part.isidentifier() for part in (*module_name.split("."), *steps)):
@@ -83,14 +84,7 @@ def _walk(module: ModuleType, module_name: str, steps: Sequence[str]) -> Any:
             found = getattr(found, step)
         except AttributeError:
             owner = module_name if found is module else getattr(found, "__qualname__", repr(step))
-            raise BadReference(f"{owner!r} has no {step!r}", nearest(step, dir(found))) from None
+            raise BadReference(f"{owner!r} has no {step!r}", did_you_mean(step, dir(found))) from None
         if isinstance(found, ModuleType):
             raise BadReference(f"{module_name}:{step} is a module", f"write {found.__name__}:Name")
     return found
-
-
-def nearest(word: str, known: Any, form: str = "did you mean {!r}?") -> str | None:
-    """A hint with the name in `known` that is nearest to `word`; None when nothing is near."""
-    folded = {str(name).casefold().replace("-", "_"): str(name) for name in known}
-    near = difflib.get_close_matches(word.casefold().replace("-", "_"), folded, n=1, cutoff=0.6)
-    return form.format(folded[near[0]]) if near else None

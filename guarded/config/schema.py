@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
+from guarded._core.nearest import choices
 from guarded.config import fields
-from guarded.config.document import Node, Path, Problem, dotted, find, is_broken, masked, plain, shown
+from guarded.config.document import Node, Path, Problem, brief, find, is_broken, plain, problem_at, shown
 from guarded.config.fields import FieldType, Schema
 from guarded.config.kinds import LAYERS, NAME, kind
-from guarded.config.references import nearest
 from guarded.events.model import LEVELS
 
 TARGET = r"^[A-Za-z_]\w*(\.[\w*]+)*:[A-Za-z_*][\w*]*(\.[\w*]+)*$"
@@ -29,6 +29,7 @@ _STORE_HELP = {
     "probe": "How often a failed store is tried.",
     "prefix": "What every key begins with.",
 }
+_NO_SPACE = "a colon needs a space after it"
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -40,8 +41,10 @@ def _model(name: str, definitions: Mapping[str, Any]) -> type[BaseModel]:
 
 
 def _optional(types: Mapping[str, FieldType], help: Mapping[str, str]) -> dict[str, Any]:
+    """Fields that may be left out or, to the same effect, be null."""
     return {
-        name: (type_.annotation(), Field(default=None, description=help.get(name))) for name, type_ in types.items()
+        name: (type_.annotation(nullable=True), Field(default=None, description=help.get(name)))
+        for name, type_ in types.items()
     }
 
 
@@ -107,12 +110,14 @@ def _extends(value: Any, allow: Sequence[str] | None) -> Any:
 def _order(value: Any, allow: Sequence[str] | None) -> Any:
     if not isinstance(value, list):
         raise fields.Wrong("must be a list of layers, outermost first")
-    for word in value:
+    wrong: dict[int | str, fields.Wrong] = {}
+    for index, word in enumerate(value):
         if not isinstance(word, str) or word not in LAYERS:
-            hint = nearest(word, LAYERS) if isinstance(word, str) else None
-            raise fields.Wrong(f"{word!r} is no layer", hint)
-        if value.count(word) > 1:
-            raise fields.Wrong(f"{word!r} stands twice")
+            wrong[index] = fields.Wrong(f"{brief(word)} is no layer", choices(word, LAYERS))
+        elif word in value[:index]:
+            wrong[index] = fields.Wrong(f"{word!r} stands twice")
+    if wrong:
+        raise fields.Wrong("names what cannot be used", items=wrong)
     return value
 
 
@@ -151,10 +156,10 @@ def _problems(root: Node, path: Path, detail: Mapping[str, Any]) -> Iterator[Pro
     if not isinstance(wrong, fields.Wrong):
         yield _problem(root, path, detail)
         return
-    wrongs: dict[Path, fields.Wrong] = {(*path, index): entry for index, entry in wrong.items.items()}
+    wrongs: dict[Path, fields.Wrong] = {(*path, step): entry for step, entry in wrong.items.items()}
     for at, entry in (wrongs or {path: wrong}).items():
-        node = find(root, at)
-        yield Problem(dotted(at), masked(str(entry), node), node.place, entry.hint)
+        if not is_broken(root, at):
+            yield problem_at(find(root, at), at, str(entry), entry.hint)
 
 
 def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
@@ -163,14 +168,26 @@ def _problem(root: Node, path: Path, detail: Mapping[str, Any]) -> Problem:
     if kind_of_error == "extra_forbidden":
         word = str(path[-1])
         what, names = _right_names(path)
-        return Problem(dotted(path), f"there is no {what} {word!r}", node.key or node.place, nearest(word, names))
+        return problem_at(node, path, f"there is no {what} {word!r}", _hint_for_name(word, names), at_key=True)
     if kind_of_error == "missing":
-        return Problem(dotted(path[:-1]), f"{path[-1]} is missing", node.key or node.place)
+        return problem_at(node, path[:-1], f"{path[-1]} is missing", at_key=True)
     if kind_of_error in ("dict_type", "model_type", "model_attributes_type"):
-        return Problem(dotted(path), f"must be a mapping, not {shown(node)}", node.place)
+        return problem_at(node, path, f"must be a mapping, not {shown(node)}", _hint_for_mapping(node))
     if kind_of_error == "literal_error":
-        return Problem(dotted(path), f"must be {context['expected']}, not {shown(node)}", node.place)
-    return Problem(dotted(path), str(detail["msg"]), node.place)
+        return problem_at(node, path, f"must be {context['expected']}, not {shown(node)}")
+    return problem_at(node, path, str(detail["msg"]))
+
+
+def _hint_for_name(word: str, names: Sequence[str]) -> str | None:
+    if ":" in word:
+        return _NO_SPACE
+    return "the key of a policy is its name" if word == "name" else choices(word, names)
+
+
+def _hint_for_mapping(node: Node) -> str | None:
+    if node.value is None:
+        return "indent what belongs to it"
+    return _NO_SPACE if isinstance(node.value, str) and ":" in node.value else None
 
 
 def _right_names(path: Path) -> tuple[str, list[str]]:
@@ -190,9 +207,6 @@ def json_schema() -> Schema:
     schema = document_model().model_json_schema()
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "guarded policies"}
     definitions = schema["$defs"]
-    for layer in {word.title() for word in LAYERS.values()}:
-        for option in definitions[layer]["properties"].values():
-            _allow_null(option)
     for name in ("Body", "Defaults"):
         for key, word in LAYERS.items():
             scalars = [] if name == "Defaults" else _bare(word)
@@ -209,15 +223,6 @@ def _bare(word: str) -> list[Schema]:
     """What may stand in place of a layer's mapping: its first option, or the name of a shared policy."""
     found = kind(word)
     return [*found.options[found.first].schemas, {"type": "string", "pattern": NAME}, fields.VARIABLE]
-
-
-def _allow_null(option: Schema) -> None:
-    option.pop("default", None)
-    if "anyOf" in option:
-        option["anyOf"].append({"type": "null"})
-    elif option.keys() & {"type", "enum", "$ref"}:
-        inner = {key: option.pop(key) for key in tuple(option) if key not in ("title", "description")}
-        option["anyOf"] = [inner, {"type": "null"}]
 
 
 def _drop_null_defaults(schema: Any) -> None:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from guarded.config.document import Node, Path, Problem, dotted, plain
+from guarded._core.nearest import choices, did_you_mean
+from guarded.config.document import Node, Path, Problem, brief, dotted, plain
 from guarded.config.kinds import kind
 from guarded.config.plan import LayerPlan, Plan
-from guarded.config.references import nearest
 from guarded.stores import StoreProblem, open_store
 
 SCHEMES = ("memory", "sqlite", "redis", "rediss", "valkey", "valkeys", "unix", "postgres", "postgresql")
+_EXAMPLE = "redis://host:6379/0"
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 
 
@@ -21,9 +22,7 @@ class Stores:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._named: dict[str, Mapping[str, Any] | None] = {}
-        for name, node in plan.section("stores").items():
-            self._named[name] = self._read(node, ("stores", name, "url")) if plan.is_good(node) else None
+        self._named = {name: self._read(name, node) for name, node in plan.section("stores").items()}
 
     def resolve(self, layer: LayerPlan, options: dict[str, Any]) -> bool:
         """Turn ``store`` into what the policy takes; False when a problem was found, here or before."""
@@ -33,11 +32,9 @@ class Stores:
         elif _ADDRESS.match(given):
             settings = {"url": given} if self._is_address(given, node, path) else None
         else:
-            hint = (
-                nearest(given, self._named) or "name one under stores, or give an address such as redis://host:6379/0"
-            )
-            what = "this store" if "@" in given else f"store {given!r}"  # it may hold a password
-            self._plan.note(path, f"there is no {what}", node.place, hint)
+            hint = did_you_mean(given, self._named) or f"name one under stores, or give an address such as {_EXAMPLE}"
+            what = "this store" if "@" in given else f"store {brief(given)}"  # it may hold a password
+            self._plan.note(path, f"there is no {what}", node, hint)
             return False
         if settings is None:
             return False
@@ -55,21 +52,25 @@ class Stores:
             options["store"] = open_store(settings["url"], **{k: v for k, v in settings.items() if k != "url"})
         except (StoreProblem, TypeError) as problem:
             message = str(problem).replace(settings["url"], "the address").removeprefix("store: ")
-            self._plan.note(path, message, node.place)
+            self._plan.note(path, message, node)
             return False
         return True
 
-    def _read(self, node: Node, path: Path) -> Mapping[str, Any] | None:
-        settings = {name: value for name, value in plain(node).items() if value is not None}
-        return settings if self._is_address(settings["url"], node.value["url"], path) else None
+    def _read(self, name: str, node: Node) -> Mapping[str, Any] | None:
+        """The settings of a store; None when something is wrong with them."""
+        url = node.value.get("url") if isinstance(node.value, dict) else None
+        if url is None or not self._plan.is_good(url) or not self._is_address(url.value, url, ("stores", name, "url")):
+            return None
+        settings = {option: value for option, value in plain(node).items() if value is not None}
+        return settings if self._plan.is_good(node) else None
 
     def _is_address(self, url: str, node: Node, path: Path) -> bool:
         scheme = _ADDRESS.match(url)
         if scheme is not None and scheme[1].lower() in SCHEMES:
             return True
         if scheme is None:
-            self._plan.note(path, "is no address", node.place, "for example redis://host:6379/0 or memory://")
+            self._plan.note(path, "is no address", node, f"for example {_EXAMPLE} or memory://")
         else:
             what = f"there is no store of the kind {scheme[1]!r}"
-            self._plan.note(path, what, node.place, nearest(scheme[1], SCHEMES))
+            self._plan.note(path, what, node, choices(scheme[1], SCHEMES))
         return False

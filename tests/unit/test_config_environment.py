@@ -64,11 +64,11 @@ def test_a_policy_that_only_code_has() -> None:
         ("GUARDED__POLICY__DB__X", "policy: there is no such section (did you mean 'policies'?)"),
         (
             "GUARDED__POLICIES",
-            "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
+            "names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
         ),
         (
             "GUARDED__POLICIES____X",
-            "document: names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
+            "names no value (the form is GUARDED__POLICIES__NAME__LAYER__OPTION)",
         ),
         (
             "GUARDED__POLICIES__PARTNER_APY__RETRY",

@@ -107,7 +107,7 @@ def test_a_budget_may_be_shared_by_name_and_survives_a_reload() -> None:
         ("{ratio: 20}", "20 is no ratio (ratios are 0..1, did you mean 0.2?)"),
         ("{ration: 0.2}", "a budget has no 'ration' (did you mean 'ratio'?)"),
         ("{ratio: 0, min_per_second: 0}", "allows no retry at all"),
-        ("5", "must be text, not 5"),
+        ("5", "must be the name of a budget, or a mapping of ratio and min_per_second, not 5"),
     ],
 )
 def test_budgets_that_are_wrong(budget: str, message: str) -> None:

@@ -113,7 +113,7 @@ def test_check_names_handles_that_lead_nowhere() -> None:
     def f() -> int:
         return 1
 
-    with pytest.raises(ConfigError, match=r"f: document: no policy .*'paymens': did you mean 'payments'"):
+    with pytest.raises(ConfigError, match=r"f: no policy .*'paymens': did you mean 'payments'"):
         guarded.check()
     assert f is not None
 

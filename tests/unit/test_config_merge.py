@@ -6,7 +6,7 @@ import textwrap
 
 from guarded.config.compose import compose
 from guarded.config.document import Problem, find, plain
-from guarded.config.merge import Templates, prune
+from guarded.config.merge import Templates, without_nulls
 
 
 def effective(text: str, name: str = "p") -> tuple[object, list[str]]:
@@ -16,7 +16,11 @@ def effective(text: str, name: str = "p") -> tuple[object, list[str]]:
     assert root is not None
     templates, policies = find(root, ("templates",)).value, find(root, ("policies",)).value
     body = Templates(templates, policies, problems).apply(policies[name], ("policies", name))
-    return (None if body is None else plain(prune(body))), [str(problem) for problem in problems]
+    lines = [str(problem) for problem in problems]
+    if body is None:
+        return None, lines
+    layers = {key: layer for key, layer in body.value.items() if layer.value is not None}
+    return {key: plain(without_nulls(key, layer)) for key, layer in layers.items()}, lines
 
 
 def test_maps_merge_lists_replace_null_removes() -> None:

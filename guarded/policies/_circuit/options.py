@@ -139,8 +139,8 @@ def _check_window(given: dict[str, Any], values: dict[str, Any], found: list[str
     window, min_calls = values["window"], values["min_calls"]
     if given["failure_rate"] is None and given["slow_rate"] is None:
         found.extend(
-            f"{option}={values[option]!r}: goes with failure_rate or slow_rate; "
-            f"failures={values['failures']!r} counts failures in a row"
+            f"{option}={values[option]!r}: goes with failure_rate or slow_rate, "
+            f"not with {values['failures']!r} failures in a row"
             for option in ("window", "min_calls")
             if values[option] is not None
         )
