@@ -147,6 +147,53 @@ def test_a_rate_with_a_long_window_is_remembered(monkeypatch: pytest.MonkeyPatch
         assert use(hosts, "second").host == "second"
 
 
+def test_a_burst_that_fills_up_slowly_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgotten after the window alone, its host would get the whole burst again."""
+    monkeypatch.setattr(_hosts, "MAX_HOSTS", 1)
+    with virtual_time() as time:
+        hosts = Hosts(rate("1/s", algorithm="gcra", burst=300))
+        first = use(hosts, "first")
+        time.advance(299)
+        assert use(hosts, "second").host == "*"
+        assert use(hosts, "first") is first
+        time.advance(301)
+        assert use(hosts, "second").host == "second"
+
+
+def test_a_change_of_names_passes_no_new_host_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the making of its guards and its place in the table no other thread makes the change known."""
+    guard(limit(3), name="outbound")
+    hosts = Hosts("outbound")
+    use(hosts, "known")
+    table, adopt = hosts._lock, _hosts.Lane.adopt
+    changed = False
+
+    class Gate:
+        """The lock of the table, at which another thread may be faster."""
+
+        def __enter__(self) -> None:
+            nonlocal changed
+            hosts._lock = table
+            if not hosts._building.locked():
+                changed = True
+                registry.replace({"outbound": guard(retry(retries=1))})
+                use(hosts, "known")
+            table.acquire()
+
+        def __exit__(self, *exc_info: object) -> None:
+            table.release()
+
+    def adopt_then_meet(lane: Any, parts: Any) -> None:
+        adopt(lane, parts)
+        if lane.host == "new" and not changed:
+            hosts._lock = Gate()  # type: ignore[assignment]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_hosts.Lane, "adopt", adopt_then_meet)
+        use(hosts, "new")
+    assert changed == ([layer.kind for layer in use(hosts, "new").layers] == ["retry"])
+
+
 def test_what_cannot_guard_a_client_is_refused() -> None:
     """With what to do instead."""
     with pytest.raises(TypeError, match="function that sends"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import httpx
 import pytest
 
@@ -29,7 +31,7 @@ def test_an_open_circuit_says_which_status_came_from_which_host() -> None:
 
 
 def test_no_attempt_starts_with_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the deadline passes between two looks at the clock: urllib3 refuses a time-out of 0 with a ValueError."""
+    """Also when the deadline passes between two looks at the clock: urllib3 refuses a time-out of 0 its own way."""
     exchange = SyncRequest(httpx, None, httpx.Request("GET", "http://shop.example/"))
     call = Call()
     call.deadline = Deadline(100.0)
@@ -41,3 +43,27 @@ def test_no_attempt_starts_with_no_time(monkeypatch: pytest.MonkeyPatch) -> None
             exchange.prepare("X-Request-Timeout")
     finally:
         current.reset(token)
+
+
+@pytest.mark.real_clock
+def test_two_threads_at_once_share_one_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request makes it; a second one made beside it would keep its connections open."""
+    made: list[httpx.MockTransport] = []
+    transport = GuardedTransport(guard(circuit("api")))
+
+    def send() -> None:
+        transport.handle_request(httpx.Request("GET", "http://shop.example/"))
+
+    other = threading.Thread(target=send)
+
+    def make() -> httpx.MockTransport:
+        made.append(answering(200))
+        if len(made) == 1:
+            other.start()
+            other.join(0.1)  # time to make another one
+        return made[-1]
+
+    monkeypatch.setattr(httpx, "HTTPTransport", make)
+    send()
+    other.join()
+    assert len(made) == 1

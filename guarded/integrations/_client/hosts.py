@@ -23,7 +23,7 @@ from guarded.stack import Guard
 
 MAX_HOSTS = 1000
 REST = 60.0
-"""Seconds without a request before a host may be forgotten; longer where a rate has a longer window."""
+"""Seconds without a request before a host may be forgotten; longer where a rate takes longer to be as new."""
 
 OTHER_HOSTS = "*"
 _LOOK_AT = 16
@@ -155,7 +155,8 @@ def _rests(layer: Any, idle: float) -> bool:
     if layer.kind == "circuit":
         return bool(layer.state == "closed")
     if layer.kind == "rate":
-        return bool(idle > max(window for _, window in layer.options.quotas) / 1e9)
+        quotas, burst = layer.options.quotas, layer.options.burst or 0
+        return bool(idle > max(window * max(count, burst) / count for count, window in quotas) / 1e9)
     return True
 
 
@@ -169,8 +170,8 @@ class Hosts:
     def __init__(self, template: Policy[Any] | str) -> None:
         self.template = template
         self.label = template if isinstance(template, str) else template.name or template.kind
-        self._lock = threading.Lock()
-        self._building = threading.Lock()
+        self._building = threading.Lock()  # held while guards are made; outside of the other one
+        self._lock = threading.Lock()  # guards the table of lanes
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
         self._spare = Lane(self.label, OTHER_HOSTS)
         self._seen = -1
@@ -213,16 +214,16 @@ class Hosts:
 
     def _open(self, host: str) -> Lane:
         made = Lane(self.label, host)
-        with self._building:
+        with self._building:  # until it is among the lanes, so that no change of names passes it by
             made.adopt(self._parts())
-        with self._lock:
-            lane = self._lanes.get(host)
-            if lane is None:
-                lane = made if len(self._lanes) < MAX_HOSTS or self._forget_one() else self._spare
-                if lane is made:
-                    self._lanes[host] = made
-            lane.enter()
-            return lane
+            with self._lock:
+                lane = self._lanes.get(host)
+                if lane is None:
+                    lane = made if len(self._lanes) < MAX_HOSTS or self._forget_one() else self._spare
+                    if lane is made:
+                        self._lanes[host] = made
+                lane.enter()
+                return lane
 
     def _forget_one(self) -> bool:
         now = clock.monotonic()

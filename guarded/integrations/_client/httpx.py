@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Collection
 from math import inf
 from typing import Any
@@ -157,12 +158,14 @@ class Transport:
         self._sync = transport if hasattr(transport, "handle_request") else None
         self._async = transport if hasattr(transport, "handle_async_request") else None
         self._given = transport is not None
+        self._making = threading.Lock()
 
     def handle_request(self, request: Any) -> Any:
         """Send a request of a ``Client`` under the guards of its host."""
         if self._sync is None:
             self._refuse_other("handle_request")
-            self._sync = self.library.HTTPTransport()
+            with self._making:  # of two, one would keep its connections open
+                self._sync = self._sync or self.library.HTTPTransport()
         return self.outbound.send(SyncRequest(self.library, self._sync, request))
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -174,7 +177,7 @@ class Transport:
 
     def _refuse_other(self, needed: str) -> None:
         if self._given:
-            raise TypeError(f"the transport given to {type(self).__name__} has no {needed}")
+            raise TypeError(f"transport: the one given to {type(self).__name__} has no {needed}")
 
     def close(self) -> None:
         """Close the transport below."""
