@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import aiohttp
-from aiohttp.payload import BytesPayload
+from guarded._core.extras import missing
+
+try:
+    import aiohttp
+    from aiohttp.payload import BytesPayload
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[aiohttp]") from error
 
 from guarded._core.policy import Policy
 from guarded.http import TRANSIENT_STATUSES

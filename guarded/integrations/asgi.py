@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 from guarded.cancel import CancelToken
 from guarded.errors import Cancelled, GuardedError
@@ -22,6 +22,7 @@ from guarded.integrations._server.request import Incoming, client_key, handling
 __all__ = ["GuardedMiddleware", "client_key"]
 
 _GONE = {"type": "http.disconnect"}
+_BODIES = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
 READ_AHEAD = 65_536
 """Bytes of a body that are read before the application asks; while more is there, a client's leaving goes unnoticed."""
 
@@ -47,6 +48,13 @@ class GuardedMiddleware:
     def __init__(self, app: App, **options: Unpack[Options]) -> None:
         self.app = app
         self.rules = Inbound(**options)
+
+    @classmethod
+    def ruled(cls, rules: Inbound, app: App) -> Self:
+        """For frameworks that make their middleware late, or more than once: all share the state of `rules`."""
+        made = cls.__new__(cls)
+        made.app, made.rules = app, rules
+        return made
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Called by the server."""
@@ -110,7 +118,7 @@ class GuardedMiddleware:
             nonlocal own
             own = True
             capture = _Capture()
-            request.run = partial(self.run, scope, _Given(body), capture.send)
+            request.run = partial(self.run, _without_short_cuts(scope), _Given(body), capture.send)
             await self.rules.serve_async(request)
             return capture.response()
 
@@ -130,7 +138,7 @@ class _Answer:
         """Given to the application."""
         if message["type"] == "http.response.start":
             self.started = True
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+        elif message["type"] in _BODIES and not message.get("more_body", False):
             self.complete = True
         await self.forward(message)
 
@@ -251,6 +259,12 @@ def _read(rules: Inbound, scope: Any) -> Incoming:
     headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     client = scope.get("client")
     return rules.incoming(scope["method"], target, client[0] if client else None, headers)
+
+
+def _without_short_cuts(scope: Any) -> Any:
+    """For a response that is kept as bytes: nothing that only a server could send, such as a file by its path."""
+    offered = scope.get("extensions") or {}
+    return {**scope, "extensions": {name: offered[name] for name in offered if not name.startswith("http.response.")}}
 
 
 async def _read_body(receive: Receive) -> bytes | Problem | None:

@@ -10,9 +10,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpRequest, HttpResponse
+from guarded._core.extras import missing
+
+try:
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpRequest, HttpResponse
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "django") from error
 
 from guarded.errors import GuardedError
 from guarded.integrations import asgi, wsgi

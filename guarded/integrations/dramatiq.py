@@ -10,8 +10,13 @@ from functools import wraps
 from math import ceil
 from typing import Any
 
-import dramatiq
-from dramatiq.middleware import CurrentMessage
+from guarded._core.extras import missing
+
+try:
+    import dramatiq
+    from dramatiq.middleware import CurrentMessage
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "dramatiq") from error
 
 from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from flask import Flask, Response
+from guarded._core.extras import missing
+
+try:
+    from flask import Flask, Response
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "flask") from error
 
 from guarded.errors import GuardedError
 from guarded.integrations._server.inbound import Options

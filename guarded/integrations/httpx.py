@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import httpx
+from guarded._core.extras import missing
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[httpx]") from error
 
 from guarded.integrations._client.httpx import Transport
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import httpx2
+from guarded._core.extras import missing
+
+try:
+    import httpx2
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "httpx2") from error
 
 from guarded.integrations._client.httpx import Transport
 

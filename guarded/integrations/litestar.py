@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
-from litestar import Request, Response
-from litestar.config.app import AppConfig
-from litestar.middleware import DefineMiddleware
+from guarded._core.extras import missing
+
+try:
+    from litestar import Request, Response
+    from litestar.config.app import AppConfig
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "litestar") from error
 
 from guarded.errors import GuardedError
-from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.inbound import Inbound, Options
 from guarded.integrations._server.problems import MEDIA_TYPE, problem_for
 from guarded.integrations._server.request import client_key
 from guarded.integrations.asgi import GuardedMiddleware
@@ -24,8 +29,10 @@ def install(**options: Unpack[Options]) -> Callable[[AppConfig], AppConfig]:
     Options as for the ASGI middleware.
     """
 
+    middleware = partial(GuardedMiddleware.ruled, Inbound(**options))  # Litestar makes one for each route
+
     def on_app_init(config: AppConfig) -> AppConfig:
-        config.middleware.insert(0, DefineMiddleware(GuardedMiddleware, **options))
+        config.middleware.insert(0, middleware)
         config.exception_handlers[GuardedError] = _handle
         return config
 

@@ -6,9 +6,14 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3 import Timeout
+from guarded._core.extras import missing
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3 import Timeout
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[requests]") from error
 
 from guarded._core.policy import Policy
 from guarded.http import TRANSIENT_STATUSES

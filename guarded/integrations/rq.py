@@ -10,8 +10,13 @@ from functools import wraps
 from math import ceil
 from typing import Any
 
-from rq import Retry, get_current_job
-from rq.decorators import job
+from guarded._core.extras import missing
+
+try:
+    from rq import Retry, get_current_job
+    from rq.decorators import job
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "rq") from error
 
 from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call
 

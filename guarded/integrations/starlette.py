@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Unpack
 
-from starlette.applications import Starlette
-from starlette.responses import Response
+from guarded._core.extras import missing
+
+try:
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "starlette") from error
 
 from guarded.errors import GuardedError
-from guarded.integrations._server.inbound import Options
+from guarded.integrations._server.inbound import Inbound, Options
 from guarded.integrations._server.problems import problem_for
 from guarded.integrations._server.request import client_key
 from guarded.integrations.asgi import GuardedMiddleware
@@ -18,7 +24,7 @@ __all__ = ["client_key", "install", "problem_response"]
 
 def install(app: Starlette, **options: Unpack[Options]) -> None:
     """Put the guards in front of `app`; call it after adding other middleware. Options as for the ASGI middleware."""
-    app.add_middleware(GuardedMiddleware, **options)
+    app.add_middleware(partial(GuardedMiddleware.ruled, Inbound(**options)))
 
 
 def problem_response(error: GuardedError) -> Response | None:

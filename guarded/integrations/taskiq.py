@@ -12,9 +12,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from typing import Any, NoReturn
 
-from taskiq import TaskiqMessage, TaskiqMiddleware, TaskiqResult
-from taskiq.exceptions import NoResultError
-from taskiq.kicker import AsyncKicker
+from guarded._core.extras import missing
+
+try:
+    from taskiq import TaskiqMessage, TaskiqMiddleware, TaskiqResult
+    from taskiq.exceptions import NoResultError
+    from taskiq.kicker import AsyncKicker
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "taskiq") from error
 
 from guarded._core import clock
 from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call

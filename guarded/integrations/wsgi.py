@@ -85,8 +85,7 @@ class GuardedMiddleware:
             return capture.response()
 
         response = replays.execute(replays.bind(request, key, body, run))
-        line = f"{response.status} {HTTPStatus(response.status).phrase}"
-        start_response(line, list(response.to_send(replayed=not own)))
+        start_response(_line(response.status), list(response.to_send(replayed=not own)))
         return (response.body,)
 
 
@@ -167,5 +166,13 @@ def _read_body(environ: Environ) -> bytes | Problem:
 
 
 def _problem(problem: Problem, start_response: StartResponse, exc_info: Any = None) -> Iterable[bytes]:
-    start_response(problem.line, list(problem.headers), *(() if exc_info is None else (exc_info,)))
+    start_response(_line(problem.status), list(problem.headers), *(() if exc_info is None else (exc_info,)))
     return (problem.body,)
+
+
+def _line(status: int) -> str:
+    """Status and its phrase; an application may use statuses that no standard knows."""
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"{status} Unknown"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
+import pytest
+
 from guarded._core.extras import missing
 
 
@@ -10,3 +15,36 @@ def test_the_message_says_what_is_missing_and_what_to_install() -> None:
     error = missing(ModuleNotFoundError("No module named 'httpx.x'", name="httpx.x"), "the client", "guarded[httpx]")
     assert str(error) == "the client needs httpx, which is not installed: pip install 'guarded[httpx]'"
     assert error.name == "httpx.x"
+
+
+def take_away(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed."""
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "install"),
+    [
+        *((name, f"guarded[{name}]") for name in ("aiohttp", "httpx", "requests")),
+        *((name, name) for name in ("django", "dramatiq", "flask", "httpx2", "litestar", "rq", "starlette", "taskiq")),
+    ],
+)
+def test_an_integration_says_what_to_install(name: str, install: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its extra where there is one, else by its package."""
+    module = f"guarded.integrations.{name}"
+    take_away(name, monkeypatch)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(module)
+    assert str(caught.value) == f"{module} needs {name}, which is not installed: pip install '{install}'"
+    assert (caught.value.name or "").partition(".")[0] == name
+
+
+def test_fastapi_is_what_brings_starlette(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its module asks for it."""
+    take_away("starlette", monkeypatch)
+    for module in ("starlette", "fastapi"):
+        monkeypatch.delitem(sys.modules, f"guarded.integrations.{module}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"guarded\.integrations\.fastapi needs .*: pip install 'fastapi'"):
+        importlib.import_module("guarded.integrations.fastapi")

@@ -75,7 +75,7 @@ def test_outside_of_any_call() -> None:
 def test_a_problem_for_nothing_of_ours() -> None:
     """Is none."""
     assert problem_for(ValueError("no")) is None
-    assert make_problem(400, "bad", "So it is.").line == "400 Bad Request"
+    assert make_problem(400, "bad", "So it is.").status == 400
 
 
 def test_a_principal_must_be_a_function() -> None:

@@ -151,7 +151,8 @@ async def _serve_async(request: Incoming) -> None:
 def _serve(request: Incoming) -> Generator[bytes, None, None]:
     chunks = request.run()
     try:
-        yield from chunks
+        for chunk in chunks:  # noqa: UP028 - `yield from` would close an iterator as well, and so twice
+            yield chunk
     finally:
         close = getattr(chunks, "close", None)
         if close is not None:

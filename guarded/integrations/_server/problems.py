@@ -47,11 +47,6 @@ class Problem:
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
-    @property
-    def line(self) -> str:
-        """Status and its phrase, as WSGI wants it."""
-        return f"{self.status} {HTTPStatus(self.status).phrase}"
-
 
 def problem_for(error: BaseException) -> Problem | None:
     """The response for an error of guarded; None for what is a fault of the program, or no such error."""
