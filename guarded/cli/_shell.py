@@ -1,4 +1,4 @@
-"""What the commands share: the working directory, and how mistakes end."""
+"""What the commands share: arguments, the working directory, and how mistakes end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from guarded.config.references import BadReference
 from guarded.errors import ConfigError, PolicyNotFound
 
+DEFAULT_FILE = Path("guarded.yaml")
 WIDTH = 160  # of tables that go into a pipe or a file
+
+Files = Annotated[list[Path] | None, typer.Argument(help="Config files; later ones are merged over earlier ones.")]
+Allow = Annotated[
+    list[str] | None, typer.Option(help="Module that module:Name may refer to; may be repeated. Default: all.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""check, schema, explain, show; top and simulate have modules of their own.
+"""schema, explain, show; check, top and simulate have modules of their own.
 
 Results go to standard output, the rest to standard error. Exit status: 0, or 2 when a file, a name or an argument is
 wrong.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,15 +20,14 @@ from rich.text import Text
 
 from guarded import events
 from guarded._core.registry import registry
-from guarded.cli._shell import WIDTH, here, problems_exit
+from guarded.cli._shell import DEFAULT_FILE, WIDTH, Allow, AsJson, Files, here, problems_exit
+from guarded.cli.check import check_command
 from guarded.cli.simulate import simulate_command
 from guarded.cli.top import top_command
 from guarded.config import document, loader, references, report, schema
 from guarded.config.plan import Plan
 from guarded.errors import ConfigError
 from guarded.stack import Explanation, explain, option_rows
-
-DEFAULT_FILE = Path("guarded.yaml")
 
 app = typer.Typer(
     help="Check, explain and show the policies of guarded.",
@@ -37,54 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Files = Annotated[list[Path] | None, typer.Argument(help="Config files; later ones are merged over earlier ones.")]
-File = Annotated[Path | None, typer.Option("--file", "-f", help="Config file; guarded.yaml where there is one.")]
-Allow = Annotated[
-    list[str] | None, typer.Option(help="Module that module:Name may refer to; may be repeated. Default: all.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@app.command("check")
-def check_command(
-    files: Files = None,
-    allow: Allow = None,
-    as_json: AsJson = False,
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Import the modules of targets and look for them.")
-    ] = False,
-) -> None:
-    """Check files: status 0, or 2 and every problem."""
-    sources = files or [DEFAULT_FILE]
-    with here():
-        plan, _ = loader.judge(sources, allow, registry)
-        problems = list(plan.problems)
-        if targets:
-            problems += _missing_targets(plan, allow)
-    if as_json:
-        typer.echo(report.as_json(problems))
-    elif problems:
-        typer.echo(report.as_lines(problems))
-    for warning in plan.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-    if problems:
-        raise typer.Exit(2)
-    if not as_json:
-        names = ", ".join(map(str, sources))
-        typer.echo(f"{names}: {_count(len(plan.policies), 'policy', 'policies')}, no problems", err=True)
-
-
-def _missing_targets(plan: Plan, allow: Sequence[str] | None) -> Iterator[document.Problem]:
-    """Exact targets that cannot be imported."""
-    section = plan.section("targets")
-    for target in loader.targets_of(plan):
-        if target.is_exact and schema.is_target(target.pattern):
-            try:
-                references.resolve_reference(target.pattern, allow)
-            except references.BadReference as error:
-                place = section[target.pattern].key or section[target.pattern].place
-                yield document.Problem(document.dotted(("targets", target.pattern)), str(error), place, error.hint)
 
 
 @app.command("schema")
@@ -96,7 +47,9 @@ def schema_command() -> None:
 @app.command("explain")
 def explain_command(
     subject: Annotated[str, typer.Argument(help="Name of a policy, or module:function.")],
-    file: File = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Config file; guarded.yaml where there is one.")
+    ] = None,
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
@@ -199,9 +152,6 @@ def _load(file: Path | None, allow: Sequence[str] | None) -> None:
         loader.load(file or DEFAULT_FILE, allow=allow)
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
-
+app.command("check")(check_command)
 app.command("top")(top_command)
 app.command("simulate")(simulate_command)

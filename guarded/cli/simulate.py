@@ -17,11 +17,9 @@ from guarded import events
 from guarded._core.durations import format_duration, parse_duration
 from guarded._core.registry import registry
 from guarded.cli import plots
-from guarded.cli._shell import WIDTH, here, problems_exit
+from guarded.cli._shell import WIDTH, Allow, AsJson, here, problems_exit
 from guarded.cli.simulation import Load, Outcome, simulate
 from guarded.config import loader
-
-Allow = Annotated[list[str] | None, typer.Option(help="Module that module:Name may refer to; may be repeated.")]
 
 
 def simulate_command(
@@ -37,7 +35,7 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="The same seed gives the same outcome.")] = 0,
     png: Annotated[Path | None, typer.Option(help="Draw a picture there, too; its ending is its format.")] = None,
     allow: Allow = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try a load on a stack, in virtual time.
 

@@ -78,7 +78,7 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
-        path = self.path or ("document" if self.place.kind in ("file", "mapping") else "")
+        path = self.path or ("document" if self.line is not None else "")
         return f"{self.place}: {path}{': ' if path else ''}{self.message}{hint}"
 
 

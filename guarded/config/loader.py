@@ -21,7 +21,7 @@ from guarded._core.place import warn
 from guarded._core.policy import Policy
 from guarded._core.registry import Registry, registry
 from guarded.config.build import Candidates, build, build_layer
-from guarded.config.document import Place, Problem
+from guarded.config.document import Place, Problem, problem_at
 from guarded.config.force import Force
 from guarded.config.plan import Plan, make_plan
 from guarded.config.report import Diff, compare, in_order
@@ -132,8 +132,8 @@ class Loaded:
             return []
         section = self._plan.section("targets")
         return [
-            Problem(f'targets["{target.pattern}"]', reason, section[target.pattern].key or Place("file"))
-            for target, reason in self._targets.missing()
+            problem_at(section[target.pattern], ("targets", target.pattern), reason, hint, at_key=True)
+            for target, reason, hint in self._targets.missing()
         ]
 
     def watch(self, interval: Duration = 1.0) -> Watcher:

@@ -57,16 +57,17 @@ def resolve_reference(text: str, allow: Sequence[str] | None) -> Any:
         raise BadReference(f"{text!r} is not of the form module:Name", "for example httpx:TransportError")
     if any(step.startswith("__") for step in steps):
         raise BadReference(f"{text!r} reaches into a dunder attribute")
-    if not allowed(module_name, allow):
-        raise BadReference(f"module {module_name!r} is not on the allow-list")
-    found = _walk(_import(module_name), module_name, steps)
+    found = _walk(import_module(module_name, allow), module_name, steps)
     home = getattr(found, "__module__", None)
     if allow is not None and not (isinstance(home, str) and allowed(home, allow)):
         raise BadReference(f"{text!r} comes from module {home!r}, which is not on the allow-list")
     return found
 
 
-def _import(name: str) -> ModuleType:
+def import_module(name: str, allow: Sequence[str] | None) -> ModuleType:
+    """The module of that name; BadReference when it is not allowed, or cannot be imported."""
+    if not allowed(name, allow):
+        raise BadReference(f"module {name!r} is not on the allow-list")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

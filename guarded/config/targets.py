@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from guarded._core.nearest import did_you_mean
 from guarded._core.policy import Policy
 from guarded._core.registry import Registry
 from guarded._core.wrapper import decorate
@@ -133,19 +134,14 @@ class Targets:
             for key, (target, owner, name) in self._wanted(module).items():
                 self._bind(key, target, owner, name)
 
-    def missing(self) -> Iterator[tuple[Target, str]]:
-        """Exact targets that are bound to nothing, with the reason; modules not imported yet are no fault."""
+    def missing(self) -> Iterator[tuple[Target, str, str | None]]:
+        """Exact targets that are bound to nothing, with reason and hint; modules not imported yet are no fault."""
         for target in self._targets:
             module = sys.modules.get(target.module)
             if target.is_exact and module is not None and target.pattern not in self._bindings:
-                owner, found = _walk(module, target.steps)
-                if owner is None:
-                    yield target, f"{target.module!r} has no {'.'.join(target.steps)!r}"
-                elif not _is_function(found):
-                    yield target, f"{target.pattern!r} is no function"
-                else:
-                    reason = self._refused.get(target.pattern, "it has changed since")
-                    yield target, f"{target.pattern!r} cannot be guarded: {reason}"
+                reason = self._refused.get(target.pattern, "it has changed since")
+                unbound = f"{target.pattern!r} cannot be guarded: {reason}", None
+                yield target, *(unbound if functions_of(target, module) else fault_of(target, module))
 
     def concerns(self, name: str) -> bool:
         """Whether some pattern may match in a module of that name."""
@@ -161,21 +157,11 @@ class Targets:
         for target in self._targets:
             if not target.in_module(name):
                 continue
-            for owner, steps in self._matches(module, target):
+            for owner, steps in functions_of(target, module):
                 key = f"{name}:{'.'.join(steps)}"
                 if key not in found or target.rank() > found[key][0].rank():
                     found[key] = target, owner, steps[-1]
         return found
-
-    def _matches(self, module: ModuleType, target: Target) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        if "*" not in "".join(target.steps):
-            owner, found = _walk(module, target.steps)
-            if owner is not None and _is_function(found):
-                yield owner, target.steps
-            return
-        for owner, steps in _functions(module):
-            if target.matches(steps):
-                yield owner, steps
 
     def _bind(self, key: str, target: Target, owner: Any, name: str) -> None:
         known = self._bindings.get(key)
@@ -205,6 +191,25 @@ class Targets:
                 delattr(binding.owner, binding.name)
             else:
                 setattr(binding.owner, binding.name, binding.before)
+
+
+def functions_of(target: Target, module: ModuleType) -> list[tuple[Any, tuple[str, ...]]]:
+    """Owner and dotted steps of every function that a target means in a module."""
+    if "*" not in "".join(target.steps):
+        owner, found = _walk(module, target.steps)
+        return [(owner, target.steps)] if owner is not None and _is_function(found) else []
+    return [(owner, steps) for owner, steps in _functions(module) if target.matches(steps)]
+
+
+def fault_of(target: Target, module: ModuleType) -> tuple[str, str | None]:
+    """Why an exact target means no function in its module, and what may have been meant."""
+    owner, _ = _walk(module, target.steps)
+    if owner is not None:
+        return f"{target.pattern!r} is no function", None
+    name = ".".join(target.steps)
+    return f"{target.module!r} has no {name!r}", did_you_mean(
+        name, (".".join(steps) for _, steps in _functions(module))
+    )
 
 
 def _walk(module: ModuleType, steps: Sequence[str]) -> tuple[Any, Any]:

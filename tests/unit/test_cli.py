@@ -68,21 +68,55 @@ def test_check_of_a_bad_file(folder: Path) -> None:
 
 def test_check_of_no_file() -> None:
     """A missing file is a problem like others."""
-    assert run("check", "none.yaml") == (2, "none.yaml: document: cannot be read: No such file or directory\n", "")
+    assert run("check", "none.yaml") == (2, "none.yaml: cannot be read: No such file or directory\n", "")
 
 
 def test_check_with_targets_and_allow_list(folder: Path) -> None:
     """--targets imports them; --allow refuses the rest."""
     (folder / "shopc.py").write_text("def charge(): pass\n")
     (folder / "g.yaml").write_text(GOOD + "targets: {'shopc:charge': p, 'shopc:refund': p, 'json:dumps': p}\n")
-    assert run("check", "g.yaml")[0] == 0
-    status, out, _ = run("check", "g.yaml", "--targets", "--allow", "shopc")
-    assert status == 2
+    status, out, err = run("check", "g.yaml")
+    assert (status, out) == (0, "")
+    assert err.splitlines() == [
+        "3 targets not looked for: --targets imports their modules",
+        "g.yaml: 2 policies, no problems",
+    ]
+    status, out, err = run("check", "g.yaml", "--targets", "--allow", "shopc")
+    assert (status, err) == (2, "target shopc:charge → p\n")
     assert [line.partition(" ")[2] for line in out.splitlines()] == [
         "targets[\"shopc:refund\"]: 'shopc' has no 'refund'",
         "targets[\"json:dumps\"]: module 'json' is not on the allow-list",
     ]
     sys.modules.pop("shopc")
+
+
+def test_check_tells_what_each_target_means(folder: Path) -> None:
+    """How many functions a wildcard meets, in modules that only this imports; none at all is a problem."""
+    (folder / "shopw").mkdir()
+    (folder / "shopw" / "__init__.py").write_text("")
+    (folder / "shopw" / "pay.py").write_text("class Service:\n    def charge(self): pass\n    def refund(self): pass\n")
+    (folder / "shopw" / "ship.py").write_text("def send(): pass\nthing = 3\n")
+    targets = ("shopw.pay:Service.charge", "shopw.*:*.*", "shopw.*:*", "shopw.pay:Service.chrage", "shopw.*.deep:*")
+    lines = "\n".join(f"  '{target}': p" for target in (*targets, "shopw.ship:thing", "shopw:nope.*"))
+    (folder / "g.yaml").write_text(f"{GOOD}targets:\n{lines}\n")
+    status, out, err = run("check", "g.yaml", "--targets")
+    assert (status, err.splitlines()) == (
+        2,
+        [
+            "target shopw.pay:Service.charge → p",
+            "target shopw.*:*.* (2 functions) → p",
+            "target shopw.*:* (1 function) → p",
+        ],
+    )
+    assert out.splitlines() == [
+        "g.yaml:8:3: targets[\"shopw.pay:Service.chrage\"]: 'shopw.pay' has no 'Service.chrage' "
+        "(did you mean 'Service.charge'?)",
+        'g.yaml:9:3: targets["shopw.*.deep:*"]: matches no function (looked at no module, for none matches)',
+        "g.yaml:10:3: targets[\"shopw.ship:thing\"]: 'shopw.ship:thing' is no function",
+        'g.yaml:11:3: targets["shopw:nope.*"]: matches no function (looked at shopw)',
+    ]
+    for name in [name for name in sys.modules if name.startswith("shopw")]:
+        sys.modules.pop(name)
 
 
 def test_schema_is_json() -> None:

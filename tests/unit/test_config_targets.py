@@ -204,7 +204,7 @@ def test_check_names_targets_that_meet_no_function(shop: ModuleType) -> None:
         guarded.check()
     texts = [str(problem) for problem in caught.value.problems]  # other tests' functions may wait for names too
     assert [text for text in texts if text.startswith("<text>")] == [
-        "<text>:5:3: targets[\"tshop.pay:chrage\"]: 'tshop.pay' has no 'chrage'",
+        "<text>:5:3: targets[\"tshop.pay:chrage\"]: 'tshop.pay' has no 'chrage' (did you mean 'charge'?)",
         "<text>:6:3: targets[\"tshop.pay:Service\"]: 'tshop.pay:Service' is no function",
     ]
 
