@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -24,25 +25,27 @@ def entered_again() -> Deadlock:
 
 
 class Monitor:
-    """``with self:`` holds the lock; subclasses `_handle` what was posted and `_carry_out` what was decided."""
+    """``with self, self._lock:`` holds the lock; subclasses `_handle` what was posted, `_carry_out` what was decided.
 
-    __slots__ = ("_carrying", "_inbox", "_lock", "_outgoing", "_owner")
+    The lock is taken and released by the interpreter itself, since a signal handler may raise wherever Python code
+    runs: in an ``__exit__`` written in Python, before it has released anything. What is left in the mailbox then is
+    found by the next one who leaves.
+    """
+
+    __slots__ = ("_carrying", "_inbox", "_lock", "_outgoing", "_owned")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner = 0
+        self._lock = threading.RLock()  # not to be taken twice, but to know whose it is
+        self._owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # as Condition does
         self._inbox: deque[Any] = deque()  # posted, to be handled under the lock
         self._outgoing: deque[Any] = deque()  # decided under the lock, to be carried out without it
         self._carrying: set[int] = set()  # threads that are carrying out
 
     def __enter__(self) -> None:
-        if self._owner == get_ident():
+        if self._owned():
             raise entered_again()
-        self._lock.acquire()
-        self._owner = get_ident()
 
     def __exit__(self, *exc_info: object) -> None:
-        self._leave()
         if self._outgoing or self._inbox:
             self._flush()
 
@@ -51,28 +54,28 @@ class Monitor:
         self._inbox.append(message)
         self._flush()
 
-    def _leave(self) -> None:
-        self._owner = 0
-        self._lock.release()
-
     def _flush(self) -> None:
         """Carry out and handle until nothing is left, or somebody else holds the lock and will go on with it."""
         me = get_ident()
         while me not in self._carrying:  # else a frame of this thread further out goes on, so that nothing nests
-            self._carrying.add(me)
             try:
+                self._carrying.add(me)
                 while self._outgoing:
                     self._carry_out_next()
             finally:
                 self._carrying.discard(me)
-            if not self._inbox or not self._lock.acquire(blocking=False):
+            if not self._inbox or self._owned():
                 return
-            self._owner = me
             try:
+                if not self._lock.acquire(blocking=False):
+                    return
                 while self._inbox:
                     self._handle(self._inbox.popleft())
-            finally:
-                self._leave()
+            except BaseException:  # not ``finally``: there a handler could raise before the release, here only after it
+                if self._owned():
+                    self._lock.release()
+                raise
+            self._lock.release()
 
     def _carry_out_next(self) -> None:
         try:

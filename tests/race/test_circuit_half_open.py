@@ -338,7 +338,7 @@ gateway = circuit("gateway", failures=1, reset_after=1)
 held, leave = threading.Event(), threading.Event()
 
 def hold():
-    with gateway.local:
+    with gateway.local, gateway.local._lock:
         held.set()
         leave.wait(20)
 

@@ -18,7 +18,7 @@ import pytest
 
 from guarded import Cancelled, CancelToken, LimitFull, limit
 from guarded._core.call import current, holds
-from guarded._core.queue import Entry, State
+from guarded.policies._limit.queue import Entry, State
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.events.bus import bus
 from guarded.policies._limit.core import Pool
@@ -659,7 +659,7 @@ def test_a_collected_waiter_gives_way_in_whatever_thread() -> None:
         if granted:
             permit.release()
             assert pool.held == 1
-        with pool:  # the collector runs in the thread that holds the lock
+        with pool, pool._lock:  # the collector runs in the thread that holds the lock
             del waiting
             gc.collect()
         permit.release()
@@ -674,7 +674,7 @@ def test_a_permit_returned_by_a_finalizer_under_the_lock() -> None:
     pool = pool_of(policy)
     permit = policy.acquire()
     entry = join(policy)
-    with pool:
+    with pool, pool._lock:
         permit.release()
         assert entry.state is State.WAITING
     assert entry.state is State.GRANTED
@@ -687,7 +687,7 @@ def test_keyed_entries_survive_a_finalizer_under_the_lock() -> None:
     """The last use of a key may end in a finalizer."""
     policy = limit(1, key="k")
     permit = policy.acquire(key="a")
-    with policy._pools:
+    with policy._pools, policy._pools._lock:
         permit.release()
     assert policy.snapshot().keys == 0
 

@@ -166,7 +166,7 @@ def test_a_stream_finalized_in_the_middle_of_a_decision(time: VirtualTime) -> No
 
     stream: Any = items()
     next(stream)
-    with gateway.local:
+    with gateway.local, gateway.local._lock:
         stream.close()
         with pytest.raises(Deadlock):
             next(items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guarded._core.queue import Entry, State
+from guarded.policies._limit.queue import Entry, State
 from guarded._core.waiters import ThreadWaiter
 from guarded.policies._limit.core import Pool
 

@@ -20,15 +20,15 @@ class Log(Monitor):
         self.depth = 0
 
     def decide(self, *decisions: object) -> None:
-        with self:
+        with self, self._lock:
             self._outgoing.extend(decisions)
 
     def _handle(self, message: object) -> None:
-        assert self._lock.locked()
+        assert self._owned()
         self.handled.append(message)
 
     def _carry_out(self, decision: object) -> None:
-        assert not self._lock.locked()
+        assert not self._owned()
         self.depth += 1
         assert self.depth == 1
         self.carried_out.append(decision)
@@ -48,7 +48,7 @@ def test_post_is_handled_at_once_when_the_lock_is_free() -> None:
 def test_post_under_the_lock_waits_for_the_holder_to_leave() -> None:
     """A finalizer that runs in the thread that holds the lock does not block, and its message is not lost."""
     log = Log()
-    with log:
+    with log, log._lock:
         log.post("a")
         assert log.handled == []
     assert log.handled == ["a"]
@@ -57,7 +57,7 @@ def test_post_under_the_lock_waits_for_the_holder_to_leave() -> None:
 def test_post_from_another_thread_never_blocks() -> None:
     """The poster goes on although the lock is held; the holder handles the message on leaving."""
     log = Log()
-    with log:
+    with log, log._lock:
         thread = threading.Thread(target=log.post, args=("a",))
         thread.start()
         thread.join(10)
@@ -68,7 +68,7 @@ def test_post_from_another_thread_never_blocks() -> None:
 def test_entering_again_raises_instead_of_hanging() -> None:
     """A guarded call made by a finalizer in the middle of a decision cannot be answered."""
     log = Log()
-    with log, pytest.raises(Deadlock, match="finalizer"):
+    with log, log._lock, pytest.raises(Deadlock, match="finalizer"):
         log.decide("never")
     log.decide("later")
     assert log.carried_out == ["later"]
@@ -85,7 +85,7 @@ def test_carrying_out_does_not_nest_however_much_comes_of_it() -> None:
 def test_an_exception_leaves_the_lock_free() -> None:
     """The block may fail; the next one gets in."""
     log = Log()
-    with pytest.raises(ZeroDivisionError), log:
+    with pytest.raises(ZeroDivisionError), log, log._lock:
         raise ZeroDivisionError
     log.decide("a")
     assert log.carried_out == ["a"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from guarded._core.queue import Entry, WaitQueue
+from guarded.policies._limit.queue import Entry, WaitQueue
 from guarded._core.waiters import ThreadWaiter
 
 

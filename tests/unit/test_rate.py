@@ -463,7 +463,7 @@ limited.acquire()
 threading.Thread(target=limited.acquire, daemon=True).start()
 while not limited.peek().queued:
     time.sleep(0.001)
-limited.lines._entry.acquire()
+limited.lines._lock.acquire()
 child = os.fork()
 if child:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

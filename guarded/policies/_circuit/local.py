@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
 from typing import Any, Final, TypeVar
 
 from guarded._core import clock
@@ -121,7 +120,7 @@ class LocalCircuit(Monitor):
 
     def admit(self, call: Call, *, enforce: bool) -> Permit | None:
         """Let a call through or raise CircuitOpen; where nothing is enforced, None for one that is not counted."""
-        with self:
+        with self, self._lock:
             self._catch_up(call)
             answer = self._core.admit(clock.monotonic_ns())
             cause = self._cause
@@ -156,7 +155,7 @@ class LocalCircuit(Monitor):
             quick.append(now)
             if len(quick) < _BATCH:
                 return
-            with self:
+            with self, self._lock:
                 self._catch_up(call)
             self._tell()
         else:
@@ -164,7 +163,7 @@ class LocalCircuit(Monitor):
 
     def answered(self, permit: Permit) -> None:
         """A stream has given its first item."""
-        with self:
+        with self, self._lock:
             self._core.answered(permit, clock.monotonic_ns())
 
     def settle(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None) -> None:
@@ -172,10 +171,10 @@ class LocalCircuit(Monitor):
         if error is not None and outcome == FAILURE:
             let_go_of_older(error, self._policy.label)
         end = (call, permit, outcome, error)
-        if self._owner == get_ident():
+        if self._owned():
             self._inbox.append(end)  # a finalizer, in the middle of a decision of this thread
             return
-        with self:
+        with self, self._lock:
             self._catch_up(call)
             self._handle(end)
         self._tell()
@@ -230,7 +229,7 @@ class LocalCircuit(Monitor):
 
     def snapshot(self) -> CircuitSnapshot:
         """The figures now."""
-        with self:
+        with self, self._lock:
             self._catch_up(None)
             core, now = self._core, clock.monotonic_ns()
             rules, window = core.rules, core.window
@@ -265,7 +264,7 @@ class LocalCircuit(Monitor):
 
     def intervene(self, act: Callable[[CircuitCore, int], T]) -> T:
         """Do something to the core, given the time, and tell what came of it."""
-        with self:
+        with self, self._lock:
             self._catch_up(None)
             result = act(self._core, clock.monotonic_ns())
             self._update(None)
@@ -284,7 +283,7 @@ class LocalCircuit(Monitor):
         if self._breaker is None:
             rules, fail_max = self.rules, self.rules.failures or _NEVER
             made = make(self, fail_max=fail_max, reset_timeout=rules.reset_ns / _NS, half_open=rules.half_open)
-            with self:
+            with self, self._lock:
                 self._breaker = self._breaker or made
         return self._breaker
 
@@ -295,7 +294,7 @@ class LocalCircuit(Monitor):
         state, failures, opened_at = breaker.current_state, breaker.fail_counter, breaker._state_storage.opened_at
         registered = adopt(breaker, self)
         age = 0.0 if opened_at is None else max(0.0, clock.wall() - opened_at.timestamp())
-        with self:
+        with self, self._lock:
             self._breaker = registered
             self._core.restore(state, clock.monotonic_ns(), age=round(age * _NS), in_a_row=failures)
             self._update(None)
@@ -308,7 +307,7 @@ class LocalCircuit(Monitor):
 
     def hear(self, listens: bool) -> None:
         """Whether anybody listens to the register has changed."""
-        with self:
+        with self, self._lock:
             self._catch_up(None)
             self.heard = self._breaker if listens else None
             self._update(None)
@@ -320,7 +319,7 @@ class LocalCircuit(Monitor):
 
     def reading(self) -> Reading:
         """What the register shows."""
-        with self:
+        with self, self._lock:
             self._catch_up(None)
             core = self._core
             state = _REGISTERED.get(core.state, core.state)
@@ -357,7 +356,7 @@ class LocalCircuit(Monitor):
         """Outside the lock: tell what there is to tell, unless another thread is at it."""
         if not self._pending:
             return
-        with self:
+        with self, self._lock:
             if self._telling:
                 return
             self._telling = True
@@ -369,7 +368,7 @@ class LocalCircuit(Monitor):
             raise
 
     def _next(self) -> tuple[Change, Call | None, BaseException | None] | None:
-        with self:
+        with self, self._lock:
             if self._pending:
                 return self._pending.popleft()
             self._telling = False  # while holding the lock: whoever adds another one now has to tell it

@@ -161,7 +161,7 @@ class Runs(Monitor):
 
     def enter(self, key: str, claim: Claim, call: Call, *, join: bool, make: type[Waiter]) -> Entry:
         """Lead a new run of `key`, or say what to do about the one there is."""
-        with self:
+        with self, self._lock:
             run = self._runs.get(key)
             if run is None:
                 entry = self._lead(key, claim, call, make)
@@ -219,7 +219,7 @@ class Runs(Monitor):
 
     def advance(self, run: Run, phase: Phase) -> None:
         """Go on to `phase`; a run that is ending or over stays so."""
-        with self:
+        with self, self._lock:
             if run.phase is Phase.OVER or (run.phase is Phase.ENDING and phase is not Phase.SAVING):
                 return
             run.phase = phase
@@ -228,7 +228,7 @@ class Runs(Monitor):
 
     def settle(self, run: Run, outcome: Outcome, *, keep: bool = False) -> None:
         """End a run, once; with `keep` it stays in the table until `drop`, so that nobody runs the key meanwhile."""
-        with self:
+        with self, self._lock:
             self._settle(run, outcome, keep)
 
     def _settle(self, run: Run, outcome: Outcome, keep: bool) -> None:
@@ -252,13 +252,13 @@ class Runs(Monitor):
 
     def drop(self, run: Run) -> None:
         """Take out a run that was kept."""
-        with self:
+        with self, self._lock:
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
 
     def leave(self, run: Run, waiter: Waiter) -> None:
         """A caller is gone; the last one of a run led by a task has the task cancelled."""
-        with self:
+        with self, self._lock:
             self._handle((run, waiter))
 
     def vanish(self, run: Run, waiter: Waiter) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from guarded._core.keys import Key
 from guarded._core.monitor import Monitor
-from guarded._core.queue import Entry, State, WaitQueue
 from guarded._core.waiters import TaskWaiter
 from guarded.errors import LimitReason
+from guarded.policies._limit.queue import Entry, State, WaitQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Pool(Monitor):
 
     def take(self, weight: int, priority: int) -> bool:
         """Take permits without waiting, unless that would overtake the head of the queue."""
-        with self:
+        with self, self._lock:
             if self.closed:
                 return False
             taken = self.queue.goes_first(priority) and self._collect(weight)
@@ -104,7 +104,7 @@ class Pool(Monitor):
 
     def join(self, entry: Entry) -> LimitReason | None:
         """Take permits for `entry` (then it is TAKEN) or queue it (WAITING); a reason when neither is possible."""
-        with self:
+        with self, self._lock:
             if self.closed:
                 entry.state = State.CLOSED
                 return "closed"
@@ -124,7 +124,7 @@ class Pool(Monitor):
 
     def resume(self, entry: Entry) -> State:
         """The caller of `entry` runs again: TAKEN, CLOSED, or GONE when it was not served in time."""
-        with self:
+        with self, self._lock:
             self._forget(entry)
             if entry.state is State.GRANTED:
                 entry.state = State.TAKEN
@@ -157,14 +157,14 @@ class Pool(Monitor):
 
     def resize(self, limit: int) -> None:
         """Set the limit; never blocks. Holders finish, waiters are served as far as it goes."""
-        with self:
+        with self, self._lock:
             self.limit = limit
             self.slow = True  # before the last look at the tokens
             self._grant()
 
     def close(self) -> None:
         """Refuse from now on, waiters included."""
-        with self:
+        with self, self._lock:
             self.closed = self.slow = True
             for entry in tuple(self.queue):
                 self._drop(entry)
@@ -174,7 +174,7 @@ class Pool(Monitor):
 
     def snapshot(self, now: float) -> LimitSnapshot:
         """Count everything at one moment."""
-        with self:
+        with self, self._lock:
             oldest = self.queue.oldest()
             wait = 0.0 if oldest is None else max(0.0, now - oldest)
             return LimitSnapshot(self.limit, self.held, len(self.queue), wait)
@@ -278,7 +278,7 @@ class KeyedPools(Monitor):
 
     def enter(self, key: Key) -> Pool:
         """The pool of `key`, kept until `Pool.depart`."""
-        with self:
+        with self, self._lock:
             pool = self._pools.get(key)
             if pool is None:
                 pool = self._pools[key] = Pool(self.limit, self.max_queue, home=self, key=key)
@@ -289,28 +289,28 @@ class KeyedPools(Monitor):
 
     def allow(self, max_queue: int | None) -> None:
         """Set how many may wait for each key from now on."""
-        with self:
+        with self, self._lock:
             self.max_queue = max_queue
             for pool in self._pools.values():
                 pool.allow(max_queue)
 
     def resize(self, limit: int) -> None:
         """Set the limit of every key."""
-        with self:
+        with self, self._lock:
             self.limit = limit
             for pool in self._pools.values():
                 pool.resize(limit)
 
     def close(self) -> None:
         """Refuse every key from now on, waiters included."""
-        with self:
+        with self, self._lock:
             self.closed = True
             for pool in self._pools.values():
                 pool.close()
 
     def snapshot(self, now: float) -> LimitSnapshot:
         """Sums over all keys; the longest wait of any."""
-        with self:
+        with self, self._lock:
             pools = tuple(self._pools.values())
         parts = [pool.snapshot(now) for pool in pools]
         return LimitSnapshot(

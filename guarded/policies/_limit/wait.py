@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from guarded._core import clock, waiters
 from guarded._core.call import Call, holds
 from guarded._core.durations import format_duration
-from guarded._core.queue import Entry, State
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.errors import Cancelled, DeadlineExceeded, Deadlock, LimitFull, LimitReason
 from guarded.events.bus import bus
+from guarded.policies._limit.queue import Entry, State
 
 if TYPE_CHECKING:
     from guarded.policies._limit.core import Pool
@@ -43,10 +43,10 @@ class Gate:
         try:
             if self._queues(call, pool, entry):
                 waiters.wait(call, waiter, entry.since + max_wait, during)
+            return self._resumed(call, pool, entry)
         except BaseException as error:
             self._left(call, pool, entry, error)
             raise
-        return self._resumed(call, pool, entry)
 
     async def enter_async(self, call: Call, pool: Pool, weight: int, priority: int, max_wait: float) -> float:
         """Like `enter`, suspending the running task."""
@@ -58,10 +58,10 @@ class Gate:
         try:
             if self._queues(call, pool, entry):
                 await waiters.wait_async(call, waiter, entry.since + max_wait, during)
+            return self._resumed(call, pool, entry)
         except BaseException as error:
             self._left(call, pool, entry, error)
             raise
-        return self._resumed(call, pool, entry)
 
     def _before_waiting(self, call: Call, pool: Pool, max_wait: float) -> str:
         """Refuse what must not, or need not, wait; gives what the wait is for."""
@@ -103,8 +103,11 @@ class Gate:
         bus.emit("limit.queued", call, self._limit, active=active, queued=queued, limit=limit)
 
     def _left(self, call: Call, pool: Pool, entry: Entry, error: BaseException) -> None:
-        """The caller gives up, whether it was handed a permit meanwhile or not."""
-        pool.abandon(entry)
+        """The caller does not get in, whether it was handed a permit meanwhile or not."""
+        if entry.state is State.TAKEN:  # a signal handler raised on the way out
+            pool.give_back(entry.weight)
+        else:
+            pool.abandon(entry)
         if isinstance(error, (DeadlineExceeded, Cancelled)):
             reason = "deadline" if isinstance(error, DeadlineExceeded) else "cancelled"
             self._tell_rejected(call, pool, reason, _since(entry))

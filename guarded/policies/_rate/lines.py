@@ -9,7 +9,6 @@ caller sees them; what is handed out in seconds is rounded up, since a moment to
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -43,33 +42,6 @@ class Standing(NamedTuple):
     queued: int
 
 
-class EntryLock:
-    """A lock that tells a thread which holds it already, at the price of one truth test."""
-
-    __slots__ = ("busy", "inner")
-
-    def __init__(self) -> None:
-        self.inner = threading.RLock()
-        self.busy = False
-
-    def acquire(self, blocking: bool = True) -> bool:
-        """Take the lock; False when that is not possible at once, be it because of the thread itself."""
-        if not self.inner.acquire(blocking):
-            return False
-        if not self.busy:
-            self.busy = True
-            return True
-        self.inner.release()
-        if blocking:
-            raise entered_again()
-        return False
-
-    def release(self) -> None:
-        """Let the next one in."""
-        self.busy = False
-        self.inner.release()
-
-
 class Lines(Monitor):
     """The state of one rate.
 
@@ -82,13 +54,12 @@ class Lines(Monitor):
     """
 
     __slots__ = (
-        "_advance", "_anchor", "_entry", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew",
+        "_advance", "_anchor", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew",
         "take",
     )  # fmt: skip
 
     def __init__(self, make: Callable[[Callable[[], int]], Meter], *, keyed: bool) -> None:
         super().__init__()
-        self._lock = self._entry = EntryLock()  # type: ignore[assignment]  # it does what a lock does
         self._make = make
         self._keyed = keyed
         self._skew = 0
@@ -107,7 +78,7 @@ class Lines(Monitor):
         return self._take_with_passes() if self._single.meter.timed else self._quick_take()
 
     def _take_keyed(self, key: Key, cost: int) -> Mark | None:
-        with self:
+        with self, self._lock:
             now = self._now()
             return self._line(key, now).take(now, cost)
 
@@ -130,7 +101,7 @@ class Lines(Monitor):
         return take
 
     def _take_single(self, cost: int) -> Mark | None:
-        with self:
+        with self, self._lock:
             now, line = self._now(), self._single
             mark = line.take(now, cost)
             if mark is not None and not line.queue and not self._floor.up and not self._skew:
@@ -139,23 +110,16 @@ class Lines(Monitor):
 
     def _quick_take(self) -> Callable[[Key, int], Mark | None]:
         """`take` without keys for the other meters: nothing to look up, and no call or note that can be spared."""
-        lock, line = self._entry, self._single
-        acquire, release = lock.inner.acquire, lock.inner.release
+        lock, owned, line = self._lock, self._owned, self._single
         queue, floor, take_from_meter = line.queue, line.floor, line.meter.take
         outgoing, inbox = self._outgoing, self._inbox
 
         def take(key: Key, cost: int) -> Mark | None:
-            acquire()
-            if lock.busy:
-                release()
+            if owned():
                 raise entered_again()
-            lock.busy = True
-            try:
+            with lock:
                 now = self._now()
                 mark = line.take(now, cost) if queue or floor.up else take_from_meter(now, cost)
-            finally:
-                lock.busy = False
-                release()
             if outgoing or inbox:
                 self._flush()
             return mark
@@ -174,7 +138,7 @@ class Lines(Monitor):
             patience: seconds it would wait.
             until: its deadline, in seconds of the monotonic clock.
         """
-        with self:
+        with self, self._lock:
             now = self._now()
             line = self._line(key, now) if self._keyed else self._single
             ticket = Ticket(line, cost, waiter)
@@ -199,13 +163,13 @@ class Lines(Monitor):
             ticket: its place in the queue.
             woken: whether somebody woke it; else its own timer did.
         """
-        with self:
+        with self, self._lock:
             now = self._woken(ticket, woken)
             return True if ticket.line.admit(now, ticket) else self._wait_on(now, ticket)
 
     def arrive(self, ticket: Ticket, woken: bool) -> Refusal | bool:
         """Like `resume`, for a caller that goes on to a limit first: once due it is booked, but not `done`."""
-        with self:
+        with self, self._lock:
             now = self._woken(ticket, woken)
             return True if ticket.line.is_due(now, ticket) else self._wait_on(now, ticket)
 
@@ -227,7 +191,7 @@ class Lines(Monitor):
 
     def withdraw(self, ticket: Ticket) -> None:
         """Give back what `ticket` is booked for, keeping its place."""
-        with self:
+        with self, self._lock:
             ticket.line.withdraw(self._now(), ticket)
 
     def abandon(self, ticket: Ticket) -> None:
@@ -236,14 +200,14 @@ class Lines(Monitor):
 
     def correct(self, key: Key, mark: Mark | None, units: int) -> None:
         """Count `units` more, or fewer, for an admission; `mark` None is the newest of the key."""
-        with self:
+        with self, self._lock:
             now = self._now()
             line = self._line(key, now) if self._keyed else self._single
             line.correct(now, mark, units)
 
     def due(self, ticket: Ticket) -> tuple[float, float]:
         """When `ticket` is due: in seconds of the monotonic clock, and from now."""
-        with self:
+        with self, self._lock:
             now = self._now()
             ticket.line.settle(now)
             due = ticket.line.due_of(now, ticket)
@@ -251,7 +215,7 @@ class Lines(Monitor):
 
     def look(self, key: Key, cost: int) -> Standing:
         """What a newcomer would meet; changes nothing."""
-        with self:
+        with self, self._lock:
             now = self._now()
             line = (self._lines.get(key) or self._new_line()) if self._keyed else self._single
             due = line.due(now, cost)
@@ -260,7 +224,7 @@ class Lines(Monitor):
 
     def pause(self, seconds: float) -> None:
         """Let nobody through for `seconds` from now, or until the end of an earlier pause that lasts longer."""
-        with self:
+        with self, self._lock:
             now = self._now()
             lines = self._all()
             for line in lines:
@@ -272,7 +236,7 @@ class Lines(Monitor):
 
     def resize(self, counts: tuple[int, ...], burst: int | None) -> None:
         """Go on with other quotas for the same windows."""
-        with self:
+        with self, self._lock:
             now = self._now()
             for line in self._all():
                 line.settle(now)
@@ -282,14 +246,13 @@ class Lines(Monitor):
     def forget_callers(self) -> None:
         """A forked child: those who waited, and whoever held the lock, are in the parent."""
         super().__init__()
-        self._lock = self._entry = EntryLock()  # type: ignore[assignment]  # it does what a lock does
         for line in self._all():
             line.abandon_all(self._outgoing)
         self.take = self._make_take()
 
     def totals(self) -> tuple[int, int, float]:
         """Keys known, callers waiting, and seconds left of a pause."""
-        with self:
+        with self, self._lock:
             queued = sum([len(line.queue) for line in self._all()])
             return len(self._lines), queued, max(0, self._floor.until - self._now()) / NS
 

@@ -6,7 +6,6 @@ waiters only. Times are monotonic seconds. Not thread-safe: it lives under the l
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -15,8 +14,9 @@ from guarded._core.waiters import TaskWaiter, ThreadWaiter
 
 
 class State(Enum):
-    """What became of an entry; all but WAITING and GRANTED are final."""
+    """What became of an entry; all but the first three are final."""
 
+    NEW = auto()  # not in the queue yet
     WAITING = auto()
     GRANTED = auto()  # handed its permits, not resumed yet
     TAKEN = auto()  # resumed: the permits are the caller's to release
@@ -41,17 +41,20 @@ class Entry:
         self.priority = priority
         self.waiter = waiter
         self.since = since
-        self.state = State.WAITING
+        self.state = State.NEW
 
 
 class WaitQueue:
-    """Entries by priority and arrival; its length is the number of live waiters."""
+    """Entries by priority and arrival; its length is the number of live waiters.
 
-    __slots__ = ("_lanes", "_length", "_priorities")
+    A signal handler may raise wherever Python code calls something, so what belongs together happens without a call
+    between.
+    """
+
+    __slots__ = ("_lanes", "_length")
 
     def __init__(self) -> None:
         self._lanes: dict[int, OrderedDict[Entry, None]] = {}  # linked lists: O(1) at the head and in the middle
-        self._priorities: list[int] = []  # of the lanes in use, ascending
         self._length = 0
 
     def __len__(self) -> int:
@@ -59,17 +62,18 @@ class WaitQueue:
 
     def __iter__(self) -> Iterator[Entry]:
         """All waiters in the order of service."""
-        for priority in reversed(self._priorities):
+        for priority in sorted(self._lanes, reverse=True):
             yield from self._lanes[priority]
 
     def add(self, entry: Entry) -> None:
         """Put `entry` behind those of its priority."""
         lane = self._lanes.get(entry.priority)
         if lane is None:
-            lane = self._lanes[entry.priority] = OrderedDict()
-            insort(self._priorities, entry.priority)
-        lane[entry] = None
+            self._lanes[entry.priority] = OrderedDict.fromkeys((entry,))
+        else:
+            lane[entry] = None
         self._length += 1
+        entry.state = State.WAITING
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting entry out, wherever it stands."""
@@ -78,15 +82,14 @@ class WaitQueue:
         self._length -= 1
         if not lane:
             del self._lanes[entry.priority]
-            self._priorities.remove(entry.priority)
 
     def head(self) -> Entry | None:
         """Who is served next."""
-        return next(iter(self._lanes[self._priorities[-1]])) if self._priorities else None
+        return next(iter(self._lanes[max(self._lanes)])) if self._lanes else None
 
     def goes_first(self, priority: int) -> bool:
         """Whether a newcomer of that priority would be the head."""
-        return not self._priorities or priority > self._priorities[-1]
+        return not self._lanes or priority > max(self._lanes)
 
     def oldest(self) -> float | None:
         """When the one who has waited longest began; None when nobody waits."""
