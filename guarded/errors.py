@@ -189,10 +189,12 @@ class GuardWarning(UserWarning):
     """An order or a use that is almost surely wrong."""
 
 
-def __getattr__(name: str) -> Any:
-    # CircuitOpen derives from pybreaker's error; importing pybreaker also imports redis, so it waits for its first use.
-    if name == "CircuitOpen":
-        from guarded._core.breaker import CircuitOpen
+if not TYPE_CHECKING:  # to a type checker this would make every misspelt name one of ours
 
-        return CircuitOpen
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        # CircuitOpen derives from pybreaker's error; importing that also imports redis, so it waits for its first use.
+        if name == "CircuitOpen":
+            from guarded._core.breaker import CircuitOpen
+
+            return CircuitOpen
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -139,9 +139,11 @@ class Targets:
         for target in self._targets:
             module = sys.modules.get(target.module)
             if target.is_exact and module is not None and target.pattern not in self._bindings:
-                reason = self._refused.get(target.pattern, "it has changed since")
-                unbound = f"{target.pattern!r} cannot be guarded: {reason}", None
-                yield target, *(unbound if functions_of(target, module) else fault_of(target, module))
+                if functions_of(target, module):
+                    reason = self._refused.get(target.pattern, "it has changed since")
+                    yield target, f"{target.pattern!r} cannot be guarded: {reason}", None
+                else:
+                    yield target, *fault_of(target, module)
 
     def concerns(self, name: str) -> bool:
         """Whether some pattern may match in a module of that name."""

@@ -8,7 +8,7 @@ INFO and up go to loguru and into a ring of the latest (`recent`); `set_level` c
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from guarded.events.bus import Sink, Subscription, subscribe
 from guarded.events.defaults import recent, set_level
@@ -55,9 +55,11 @@ _HOMES = {
 }  # loaded on first use, since every policy imports this package
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'guarded.events' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"guarded.events.{home}"), name)
-    return value
+if not TYPE_CHECKING:  # to a type checker this would make every misspelt name one of ours
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'guarded.events' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"guarded.events.{home}"), name)
+        return value

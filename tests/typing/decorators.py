@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import assert_type
 
+import guarded
 from guarded import circuit, deadline, explain, fallback, guard, hedge, idempotent, limit, rate, retry
 from guarded.policies.circuit import Circuit
 from guarded.policies.limit import Limit
@@ -87,3 +88,11 @@ def policies() -> None:
     assert_type(circuit("gateway"), Circuit)
     assert_type(guard(limit(20), "db"), Guard)
     assert_type(explain(load), Explanation)
+
+
+def misspelt() -> None:
+    """What is loaded on first use is known by name all the same: a name there is not is an error."""
+    guarded.limitt  # type: ignore[attr-defined]  # noqa: B018
+    guarded.events.recentt  # type: ignore[attr-defined]  # noqa: B018
+    guarded.errors.CircuitOpened  # type: ignore[attr-defined]  # noqa: B018
+    assert_type(guarded.__version__, str)

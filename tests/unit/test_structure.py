@@ -84,6 +84,36 @@ def test_no_module_bears_the_name_of_something_public() -> None:
     assert modules.isdisjoint(guarded.__all__)
 
 
+def test_all_is_complete_and_read_by_type_checkers() -> None:
+    """`__all__` is spelled out, and names what type checkers see imported and what is loaded on first use."""
+    tree = ast.parse(Path(guarded.__file__).read_text())
+    spelled = next(node.value for node in tree.body if isinstance(node, ast.Assign))
+    assert ast.literal_eval(spelled) == guarded.__all__ == sorted(guarded._HOME_OF)
+    seen = {
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guarded")
+        for alias in node.names
+    }
+    parts = {("guarded", part) for part in guarded._PARTS}
+    assert seen == parts | {(home, name) for name, home in guarded._HOME_OF.items()}
+    for name in (*guarded.__all__, *guarded._PARTS):
+        assert getattr(guarded, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'limitt'"):
+        guarded.limitt  # type: ignore[attr-defined]  # noqa: B018 - the look-up is the point
+
+
+def test_parts_are_there_without_an_import_of_their_own() -> None:
+    """``import guarded`` is enough for ``guarded.events`` and the like, which are loaded when they are asked for."""
+    code = (
+        "import sys, guarded; assert 'guarded.events' not in sys.modules\n"
+        "assert {'events', 'testing', 'limit'} <= set(dir(guarded))\n"
+        "print(guarded.events.recent(), guarded.testing.capture.__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == ["[]", "capture"]
+
+
 def test_a_plain_stack_loads_nothing_heavy() -> None:
     """Neither importing guarded nor a call under limit, rate, retry and deadline loads what it has no use for."""
     code = (
