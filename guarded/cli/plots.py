@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from guarded._core.extras import missing
 from guarded.cli.simulation import BUCKETS, Outcome
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
@@ -49,9 +50,12 @@ def as_lines(outcome: Outcome) -> Text:
 def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
     """A picture: what reached the service, what was served, and who waited, a line for each outcome.
 
-    The format is that of the ending of `path`. Raises ImportError without matplotlib.
+    The format is that of the ending of `path`. Raises ModuleNotFoundError without matplotlib.
     """
-    from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise missing(error, "a picture", "guarded[plot]") from error
 
     panels = [("requests", "reaching the service, per second"), ("served", "served, per second")]
     if any(max(outcome.series.waiting) for outcome in outcomes.values()):

@@ -130,8 +130,8 @@ def _show(outcome: Outcome, policy: str) -> None:
 def _draw(outcome: Outcome, policy: str, path: Path) -> None:
     try:
         plots.draw({policy: outcome}, path)
-    except ImportError:
-        typer.echo("guarded: a picture needs matplotlib: pip install 'guarded[plot]'", err=True)
+    except ModuleNotFoundError as error:
+        typer.echo(f"guarded: {error}", err=True)
         raise typer.Exit(1) from None
     except (OSError, ValueError) as error:
         typer.echo(f"{path}: {error}", err=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-try:
-    import pydantic as _pydantic  # noqa: F401
-    import yaml as _yaml  # noqa: F401
-except ImportError as error:
-    message = f"{error}: config files need more packages, pip install 'guarded[config]'"
-    raise ImportError(message, name=error.name) from error
+from guarded._core.extras import missing
 
-from guarded.config.document import Place, Problem
-from guarded.config.loader import Loaded, check, load, problems_of
-from guarded.config.report import Change, Diff
-from guarded.config.schema import json_schema
-from guarded.config.watch import Watcher, reload_on_signal
+try:
+    from guarded.config.document import Place, Problem
+    from guarded.config.loader import Loaded, check, load, problems_of
+    from guarded.config.report import Change, Diff
+    from guarded.config.schema import json_schema
+    from guarded.config.watch import Watcher, reload_on_signal
+except ModuleNotFoundError as error:
+    raise missing(error, "a config file", "guarded[config]") from error
 
 __all__ = [
     "Change",

@@ -10,6 +10,7 @@ import threading
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from guarded._core.extras import missing
 from guarded.events.redact import scrub
 from guarded.stores.health import Health
 
@@ -83,10 +84,7 @@ def _load(scheme: str, module: str, name: str) -> Any:
     try:
         return getattr(import_module(f"guarded.stores.{module}"), name)
     except ModuleNotFoundError as error:
-        missing = error.name or module
-        raise StoreProblem(
-            f"store: {scheme} needs the package {missing!r}; install it with: pip install 'guarded[{module}]'"
-        ) from error
+        raise StoreProblem(f"store: {missing(error, scheme, f'guarded[{module}]')}") from error
 
 
 def face_of(store: Any, kind: str) -> Any:

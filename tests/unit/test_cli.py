@@ -206,4 +206,5 @@ def test_without_the_extra(folder: Path, missing: str) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [f"guarded: the command line needs {missing}: pip install 'guarded[cli]'"]
+    needs = f"the command line needs {missing}, which is not installed: pip install 'guarded[cli]'"
+    assert done.stderr.splitlines() == [f"guarded: {needs}"]

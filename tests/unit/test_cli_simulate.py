@@ -257,7 +257,10 @@ def test_a_picture_needs_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch
     """Without it, one line says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, _, err = run("-p", "pay", "--duration", "2s", "--png", "out.png")
-    assert (status, err) == (1, "guarded: a picture needs matplotlib: pip install 'guarded[plot]'\n")
+    assert (status, err) == (
+        1,
+        "guarded: a picture needs matplotlib, which is not installed: pip install 'guarded[plot]'\n",
+    )
 
 
 def test_a_picture_is_drawn(folder: Path) -> None:

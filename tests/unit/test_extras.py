@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -48,3 +49,25 @@ def test_fastapi_is_what_brings_starlette(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delitem(sys.modules, f"guarded.integrations.{module}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"guarded\.integrations\.fastapi needs .*: pip install 'fastapi'"):
         importlib.import_module("guarded.integrations.fastapi")
+
+
+SINKS = (("prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry"), ("structlog", "structlog"))
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "part", "extra"),
+    [
+        ("yaml", "import guarded; guarded.load", "a config file", "config"),
+        ("pydantic", "import guarded.config", "a config file", "config"),
+        *((package, f"import guarded.events.sinks.{it}", f"guarded.events.sinks.{it}", it) for package, it in SINKS),
+        ("redis", "import guarded; guarded.limit(3, store='redis://host', name='db')", "limit: store: redis", "redis"),
+    ],
+)
+def test_a_part_that_is_loaded_on_first_use_says_what_to_install(
+    package: str, code: str, part: str, extra: str
+) -> None:
+    """Configs, sinks and stores, in a process that has none of it yet."""
+    program = f"import sys; sys.modules[{package!r}] = None\n{code}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    told = run.stderr.splitlines()[-1].partition(": ")[2]
+    assert told == f"{part} needs {package}, which is not installed: pip install 'guarded[{extra}]'"

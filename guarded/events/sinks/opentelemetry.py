@@ -11,14 +11,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, Observation
-
+from guarded._core.extras import missing
 from guarded._core.registry import registry
 from guarded.events.bus import Subscription, subscribe
 from guarded.events.metrics import METRICS, Metric, gauges, measure
 from guarded.events.model import HEAD, Event, level_number
-from guarded.events.sinks._attempt_spans import AttemptSpans
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+    from guarded.events.sinks._attempt_spans import AttemptSpans
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[opentelemetry]") from error
 
 _PREFIX: Final = "guarded."
 

@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
+from guarded._core.extras import missing
 from guarded._core.registry import registry as policies
 from guarded.events.bus import Subscription, subscribe
 from guarded.events.metrics import METRICS, Metric, gauges, measure
 from guarded.events.model import Event, level_number
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[prometheus]") from error
 
 _lock: Final = threading.Lock()
 _sinks: Final[WeakKeyDictionary[CollectorRegistry, _Sink]] = WeakKeyDictionary()

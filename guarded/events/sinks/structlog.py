@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import structlog
-
+from guarded._core.extras import missing
 from guarded.events.bus import Sink, Subscription, subscribe
 from guarded.events.model import DEBUG, ERROR, HEAD, INFO, TRACE, WARNING, Event
+
+try:
+    import structlog
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "guarded[structlog]") from error
 
 _METHODS: Final = {TRACE: "debug", DEBUG: "debug", INFO: "info", WARNING: "warning", ERROR: "error"}
 
