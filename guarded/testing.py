@@ -27,6 +27,9 @@ def virtual_time(*, auto: bool = True) -> Iterator[VirtualTime]:
     Args:
         auto: jump to the earliest wait as soon as nobody does anything; with False time moves only by ``advance``.
 
+    Time begins at the present moment, and goes on from where it has got to when the block ends: for guarded, it never
+    goes back in a process, so that what a test leaves in a policy made earlier expires in the next one.
+
     Waits of other libraries (``time.sleep``, ``asyncio.sleep``, sockets) stay real: use `guarded.sleep` and
     `guarded.asleep` in the functions under test. A task that waits for real I/O looks like one that does nothing, so
     give ``auto=False`` where there is any. Inside a block of freezegun, this time goes first.
@@ -40,12 +43,13 @@ def virtual_time(*, auto: bool = True) -> Iterator[VirtualTime]:
         ...     print(time.monotonic() - before)
         86400.0
     """
-    time = VirtualTime(auto=auto)
-    previous = clock.install(time)
+    virtual = VirtualTime(auto=auto)
+    previous = clock.install(virtual)
     try:
-        yield time
+        yield virtual
     finally:
         clock.install(previous)
+        clock.catch_up(virtual.monotonic_ns())
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import pytest
 from guarded import events
 from guarded._core import clock
 from guarded._core.registry import Registry
+from guarded._core.virtual import VirtualTime
 from guarded._testing import pytest_plugin
 
 # Worker processes import test modules by name. Last, so that an installed package comes before the checkout's.
@@ -38,6 +39,14 @@ def _clean_slate(guarded_registry: Registry) -> Iterator[None]:
     yield
     events.set_level(level)
     assert clock.installed() is None
+    clock._lead = 0
+    clock.install(None)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time begins at the same moment in every run, since floats round differently elsewhere."""
+    monkeypatch.setitem(VirtualTime.__init__.__kwdefaults__, "start", 1000.0)
 
 
 class RedisServer:

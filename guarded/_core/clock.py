@@ -40,6 +40,8 @@ class VirtualClock(Protocol):
 
     def wall(self) -> float: ...
 
+    def advance(self, seconds: float) -> None: ...
+
     def park(self, gate: Gate, until: float | None) -> bool: ...
 
     def call_at(
@@ -48,15 +50,45 @@ class VirtualClock(Protocol):
 
 
 _virtual: VirtualClock | None = None
+_lead = 0  # nanoseconds by which time in this process is ahead of the real clock, see `catch_up`
 
 
 def install(clock: VirtualClock | None) -> VirtualClock | None:
     """Replace real time by `clock` (None: back to real time); return what was installed before."""
     global _virtual, monotonic, monotonic_ns
     previous, _virtual = _virtual, clock
-    monotonic = time.monotonic if clock is None else clock.monotonic
-    monotonic_ns = time.monotonic_ns if clock is None else clock.monotonic_ns
+    if clock is not None:
+        monotonic, monotonic_ns = clock.monotonic, clock.monotonic_ns
+    elif _lead:
+        monotonic, monotonic_ns = _leading, _leading_ns
+    else:
+        monotonic, monotonic_ns = time.monotonic, time.monotonic_ns
     return previous
+
+
+def catch_up(moment: int) -> None:
+    """Go on from `moment`, in nanoseconds, should it lie ahead.
+
+    When virtual time ends, policies keep what they counted in it. Were time to go back then, a circuit that opened
+    there would not close, and a used-up rate not recover, before the real clock got there too.
+    """
+    global _lead
+    ahead = moment - monotonic_ns()
+    if ahead <= 0:
+        return
+    if _virtual is not None:
+        _virtual.advance(ahead / 1e9)
+    else:
+        _lead += ahead
+        install(None)
+
+
+def _leading() -> float:
+    return time.monotonic() + _lead / 1e9
+
+
+def _leading_ns() -> int:
+    return time.monotonic_ns() + _lead
 
 
 def installed() -> VirtualClock | None:
@@ -78,7 +110,7 @@ monotonic_ns: Callable[[], int] = time.monotonic_ns
 
 def wall() -> float:
     """Seconds since the Unix epoch: for show and for HTTP dates, never for a decision in process."""
-    return time.time() if _virtual is None else _virtual.wall()
+    return time.time() + _lead / 1e9 if _virtual is None else _virtual.wall()
 
 
 def park(gate: Gate, until: float | None) -> bool:
@@ -88,7 +120,7 @@ def park(gate: Gate, until: float | None) -> bool:
     if until is None:
         return gate.acquire()
     # One wait, not a loop that asks the clock again: under freezegun the clock stands still while real time passes.
-    timeout = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+    timeout = min(until - monotonic(), threading.TIMEOUT_MAX)
     return gate.acquire(timeout=timeout) if timeout > 0 else gate.acquire(blocking=False)
 
 
@@ -96,4 +128,4 @@ def call_at(loop: asyncio.AbstractEventLoop, when: float, callback: Callable[...
     """Run `callback(*args)` on `loop` at monotonic time `when`; to be called in the loop's thread."""
     if _virtual is not None:
         return _virtual.call_at(loop, when, callback, *args)
-    return loop.call_later(max(0.0, when - time.monotonic()), callback, *args)
+    return loop.call_later(max(0.0, when - monotonic()), callback, *args)

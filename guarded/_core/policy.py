@@ -91,9 +91,9 @@ class Policy(Generic[OptionsT]):
     def __init__(self, options: OptionsT, *, name: str | None = None) -> None:
         if problem := name_problem(name):
             raise ValueError(f"{self.kind}: {problem}")
-        self.options = options
-        self.name = name
-        self.place = caller_place()
+        self.options: OptionsT = options
+        self.name: str | None = name
+        self.place: str = caller_place()
         self.given: frozenset[str] = frozenset()
         self.sources: dict[str, str] = {}
         self.declared: OptionsT | None = options

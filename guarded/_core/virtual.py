@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -55,10 +56,12 @@ class VirtualTime:
 
     Args:
         auto: jump to the earliest wait when nobody does anything; False moves only by `advance`.
-        start: monotonic seconds to begin with.
+        start: monotonic seconds to begin with; None for the next full second.
     """
 
-    def __init__(self, *, auto: bool = True, start: float = 1000.0) -> None:
+    def __init__(self, *, auto: bool = True, start: float | None = None) -> None:
+        if start is None:
+            start = float(math.ceil(clock.monotonic()))
         self._lock = threading.Lock()
         self._auto = auto
         self._now = round(start * 1e9)

@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time as real
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
 import guarded
-from guarded import DeadlineExceeded, deadline
+from guarded import CircuitOpen, DeadlineExceeded, circuit, deadline, rate
 from guarded._core import clock
+from guarded._core.virtual import VirtualTime
 from guarded.testing import virtual_time
 
 
@@ -157,3 +159,53 @@ def test_a_wait_never_ends_before_its_point() -> None:
             until = time.monotonic() + step / 997
             guarded.sleep(step / 997)
             assert until <= time.monotonic() < until + 2e-9
+
+
+def test_time_begins_at_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was counted in real time before is not ahead of it."""
+    monkeypatch.setitem(VirtualTime.__init__.__kwdefaults__, "start", None)
+    quota = rate("1/s", max_wait=0)
+    call = quota(lambda: "through")
+    assert call() == "through"
+    with virtual_time() as time:
+        time.advance(2)
+        assert call() == "through"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_time_never_goes_back_when_it_ends(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circuit that opened hours ahead in one test recovers in the next one, in virtual and in real time."""
+    monkeypatch.setitem(VirtualTime.__init__.__kwdefaults__, "start", None)
+    gateway = circuit("gateway", failures=1, reset_after=60)
+
+    @gateway
+    def call(fails: bool) -> None:
+        if fails:
+            raise ConnectionError
+
+    with virtual_time() if nested else nullcontext():
+        with virtual_time() as time:
+            time.advance(7200)
+            with pytest.raises(ConnectionError):
+                call(True)
+            ended, wall = time.monotonic_ns(), time.wall()
+        assert clock.monotonic_ns() >= ended
+        assert clock.monotonic() >= ended / 1e9
+        assert clock.wall() >= wall
+        with virtual_time() as time:
+            time.advance(58)  # and up to a second to the next full one
+            with pytest.raises(CircuitOpen):
+                call(False)
+            time.advance(2)
+            call(False)
+
+
+@pytest.mark.real_clock
+def test_real_waits_take_what_they_take_after_virtual_time() -> None:
+    """Being ahead of the real clock makes no wait shorter or longer."""
+    with virtual_time() as time:
+        time.advance(clock.monotonic() + 1e6)
+    begun = real.monotonic()
+    guarded.sleep(0.02)
+    asyncio.run(guarded.asleep(0.02))
+    assert 0.04 <= real.monotonic() - begun < 5
