@@ -95,7 +95,11 @@ class Event:
 
     def fields(self) -> dict[str, Any]:
         """The fields that are set, by name, as plain values (the cause as ``Type: message``)."""
-        found = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        return {name: getattr(self, name) for name in HEAD} | self.details()
+
+    def details(self) -> dict[str, Any]:
+        """`fields` without time, name and level, which every log record has a place of its own for."""
+        found = {name: value for name in _DETAILS if (value := getattr(self, name)) is not None}
         if self.cause is not None:
             found["cause"] = str(self.cause)
         return found
@@ -104,8 +108,8 @@ class Event:
         """One readable line: the name, then what is set."""
         rest = " ".join(
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in self.fields().items()
-            if name not in HEAD and name != "call_id"
+            for name, value in self.details().items()
+            if name != "call_id"
         )
         return f"{self.name} {rest}".rstrip()
 
@@ -174,7 +178,8 @@ FIELDS: Final[Mapping[str, FieldSpec]] = MappingProxyType(
     {f.name: FieldSpec(f.name, f.metadata["unit"], f.metadata["meaning"]) for f in fields(Event)}
 )
 
-HEAD: Final = ("time", "name", "level")  # what every log record has a place of its own for
+HEAD: Final = ("time", "name", "level")
+_DETAILS: Final = tuple([name for name in FIELDS if name not in HEAD])
 _CALL: Final = ("function", "call_id", "attempt", "remaining")
 _POLICY: Final = ("policy", "layer")
 

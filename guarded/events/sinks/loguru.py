@@ -1,4 +1,4 @@
-"""Events as loguru records: the message is the event's name, its fields are bound as ``extra``.
+"""Events as loguru records: the message is the event's name, the other fields are bound as ``extra``.
 
 Nothing is formatted, so no brace or tag in a field can do harm. No handler is added: that is the application's.
 """
@@ -13,7 +13,7 @@ from guarded.events.model import LEVELS, Event
 
 def write(event: Event) -> None:
     """Log one event."""
-    logger.bind(**event.fields()).log(LEVELS[event.level], event.name)
+    logger.bind(**event.details()).log(LEVELS[event.level], event.name)
 
 
 def install(level: int | str = "INFO") -> Subscription:

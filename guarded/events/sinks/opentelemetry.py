@@ -15,7 +15,7 @@ from guarded._core.extras import missing
 from guarded._core.registry import registry
 from guarded.events.bus import Subscription, subscribe
 from guarded.events.metrics import METRICS, Metric, gauges, measure
-from guarded.events.model import HEAD, Event, level_number
+from guarded.events.model import Event, level_number
 
 try:
     from opentelemetry import metrics, trace
@@ -93,7 +93,7 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
 def _add_to_span(event: Event) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        attributes = {_PREFIX + name: value for name, value in event.fields().items() if name not in HEAD}
+        attributes = {_PREFIX + name: value for name, value in event.details().items()}
         span.add_event(event.name, attributes, timestamp=int(event.time * 1e9))
 
 

@@ -1,6 +1,6 @@
-"""Events as structlog entries: the event is the event's name, its fields are keys.
+"""Events as structlog entries: the event is the event's name, the other fields are keys.
 
-Time, name and level are left to structlog's own processors; TRACE, which structlog lacks, becomes debug.
+Time and level are left to structlog's own processors; TRACE, which structlog lacks, becomes debug.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from guarded._core.extras import missing
 from guarded.events.bus import Sink, Subscription, subscribe
-from guarded.events.model import DEBUG, ERROR, HEAD, INFO, TRACE, WARNING, Event
+from guarded.events.model import DEBUG, ERROR, INFO, TRACE, WARNING, Event
 
 try:
     import structlog
@@ -29,7 +29,6 @@ def writer(logger: Any = None) -> Sink:
     target = structlog.get_logger("guarded") if logger is None else logger
 
     def write(event: Event) -> None:
-        fields = {name: value for name, value in event.fields().items() if name not in HEAD}
-        getattr(target, _METHODS[event.level])(event.name, **fields)
+        getattr(target, _METHODS[event.level])(event.name, **event.details())
 
     return write
