@@ -49,7 +49,10 @@ def virtual_time(*, auto: bool = True) -> Iterator[VirtualTime]:
         yield virtual
     finally:
         clock.install(previous)
-        clock.catch_up(virtual.monotonic_ns())
+        if isinstance(previous, VirtualTime):
+            previous.advance(virtual.monotonic() - previous.monotonic())
+        else:
+            clock.catch_up(virtual.monotonic_ns())
 
 
 @contextmanager

@@ -40,8 +40,6 @@ class VirtualClock(Protocol):
 
     def wall(self) -> float: ...
 
-    def advance(self, seconds: float) -> None: ...
-
     def park(self, gate: Gate, until: float | None) -> bool: ...
 
     def call_at(
@@ -67,19 +65,14 @@ def install(clock: VirtualClock | None) -> VirtualClock | None:
 
 
 def catch_up(moment: int) -> None:
-    """Go on from `moment`, in nanoseconds, should it lie ahead.
+    """Go on in real time from `moment`, in nanoseconds, should it lie ahead.
 
     When virtual time ends, policies keep what they counted in it. Were time to go back then, a circuit that opened
     there would not close, and a used-up rate not recover, before the real clock got there too.
     """
     global _lead
-    ahead = moment - monotonic_ns()
-    if ahead <= 0:
-        return
-    if _virtual is not None:
-        _virtual.advance(ahead / 1e9)
-    else:
-        _lead += ahead
+    if moment > monotonic_ns():
+        _lead = moment - time.monotonic_ns()
         install(None)
 
 
