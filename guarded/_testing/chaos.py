@@ -6,7 +6,6 @@ One draw for each call decides whether it is hit; what is hit is delayed first, 
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from guarded._core.chain import Chain
 from guarded._core.durations import Duration, parse_duration
 from guarded._core.policy import Args, AsyncNext, F, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._testing.selection import Selection, Target
+from guarded.policies._idempotent.results import twin_of
 
 Fault: TypeAlias = "BaseException | type[BaseException] | Callable[[], BaseException]"
 Latency: TypeAlias = "Duration | tuple[Duration, Duration]"
@@ -58,7 +58,13 @@ class ChaosOptions:
 
 def _fault_problem(fault: object) -> str | None:
     if isinstance(fault, type):
-        return None if issubclass(fault, BaseException) else "must be a type of exception"
+        if not issubclass(fault, BaseException):
+            return "must be a type of exception"
+        try:
+            fault()
+        except Exception:
+            return "cannot be made without arguments: give an exception, or a function that makes one"
+        return None
     if fault is None or callable(fault) or isinstance(fault, BaseException):
         return None
     return "must be an exception, a type of one, or a function that makes one"
@@ -162,7 +168,7 @@ class Chaos(Policy[ChaosOptions]):
 def _fresh(fault: Fault) -> BaseException:
     """An exception that nobody has raised yet."""
     if isinstance(fault, BaseException):
-        return copy.copy(fault).with_traceback(None)
+        return twin_of(fault) if isinstance(fault, Exception) else type(fault)(*fault.args)
     made = fault()
     if not isinstance(made, BaseException):
         raise TypeError(f"inject: fault gave {made!r}, which is no exception")

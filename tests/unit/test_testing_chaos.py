@@ -167,6 +167,29 @@ def test_every_fault_is_a_fresh_one() -> None:
         plain()
 
 
+class Refused(Exception):
+    """Its constructor does not take its own args, as those of HTTP clients do not."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def test_a_fault_may_be_an_exception_with_a_constructor_of_its_own() -> None:
+    """Each call gets an equal one, not an error of the copying."""
+    fault = Refused("no", status=503)
+
+    @retry(retries=0)
+    def fn() -> None: ...
+
+    with inject(fn, fault=fault), pytest.raises(Refused, match="no") as caught:
+        fn()
+    assert caught.value is not fault
+    assert caught.value.status == 503
+    with pytest.raises(ValueError, match=r"fault=.*Refused.*: cannot be made without arguments: give an exception"):
+        inject(fault=Refused)
+
+
 def test_blocks_nest_and_the_same_one_may_be_entered_twice() -> None:
     """The outermost acts first, and each end undoes one."""
     slow, faulty = inject(plain, latency=1), inject(plain, fault=KeyError)
