@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -223,6 +224,20 @@ def qualified_name(wrapped: Any) -> str:
     target = wrapped
     while isinstance(target, functools.partial):
         target = target.func
-    module = getattr(target, "__module__", None)
+    module = _importable(getattr(target, "__module__", None))
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     return f"{module}.{name}" if module else name
+
+
+def _importable(module: str | None) -> str | None:
+    """The name under which other processes import a module that this one runs as a script.
+
+    An idempotency key has the function's name in it, so that a script and a worker that imports it have to agree.
+    """
+    if module not in ("__main__", "__mp_main__"):
+        return module
+    main = sys.modules.get(module)
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m shop.payments
+        return str(spec.name)
+    return os.path.splitext(os.path.basename(file))[0] if file else module  # python payments.py, or a prompt

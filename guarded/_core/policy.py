@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Never, ParamSpec, TypeAlias, TypeVar
 
 from guarded._core import registry
 from guarded._core.place import caller_place
@@ -27,6 +27,10 @@ Kind: TypeAlias = Literal["sync", "async", "generator", "async_generator"]
 
 F = TypeVar("F", bound="Fn | classmethod[Any, Any, Any] | staticmethod[Any, Any]")
 OptionsT = TypeVar("OptionsT")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NOTHING: Any = object()  # what `Policy.__call__` has when it is called like a function without arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +147,24 @@ class Policy(Generic[OptionsT]):
         """
         return calls, seconds
 
-    def __call__(self, fn: F) -> F:
+    def __call__(self, fn: F = _NOTHING, /, *args: Never, **kwargs: Never) -> F:
         """Put this policy on `fn`, outside the layers it already has."""
+        if fn is _NOTHING or args or kwargs:
+            raise self._not_a_function()
+        return self._put_on(fn)
+
+    def _put_on(self, fn: F) -> F:
         from guarded._core.wrapper import decorate  # the wrapper needs this module first
 
         return decorate(fn, (self,))
 
-    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _not_a_function(self) -> TypeError:
+        return TypeError(
+            f"{self!r} is a policy, which takes one callable to guard, and was called like a function; "
+            f"write @{self.kind}(...), with parentheses, where this was made: {self.place}"
+        )
+
+    def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `fn` once under this policy; gives an awaitable when `fn` is async."""
         return self(fn)(*args, **kwargs)
 

@@ -105,11 +105,10 @@ class Chaos(Policy[ChaosOptions]):
         fault = options.fault if options.fault is None else getattr(options.fault, "__qualname__", repr(options.fault))
         return f"inject(fault={fault}, latency={options.latency}, rate={options.rate:g})"
 
-    def __call__(self, fn: F) -> F:
-        """Put it on `fn`, outside the layers it already has."""
+    def _put_on(self, fn: F) -> F:
         if self._targets:
             raise TypeError("inject as a decorator goes on what it decorates: give no targets")
-        return super().__call__(fn)
+        return super()._put_on(fn)
 
     def __enter__(self) -> Chaos:
         selection = Selection(self._targets)

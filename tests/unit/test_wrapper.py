@@ -6,16 +6,21 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import wrapt
 
+import guarded
 from guarded import deadline, guard, registry
 from guarded._core.call import Call, current
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
@@ -494,3 +499,27 @@ def test_a_call_does_not_look_for_an_instance() -> None:
     looked_for.clear()
     assert guarded_fn() == 5
     assert "__self__" not in looked_for
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), (1, 2)])
+@pytest.mark.parametrize("bare", [guarded.deadline, guarded.fallback, guarded.idempotent])
+def test_a_decorator_without_its_parentheses_is_told(bare: Any, arguments: tuple[int, ...]) -> None:
+    """It took the function for its option, so that what is called is a policy: the error says so."""
+
+    @bare
+    def charge(*amounts: int) -> int:
+        return sum(amounts)
+
+    with pytest.raises(TypeError, match=r"with(out)? parentheses"):
+        charge(*arguments)
+
+
+@pytest.mark.parametrize("how", ["script", "module", "prompt"])
+def test_a_script_calls_its_functions_as_others_import_them(how: str, tmp_path: Path) -> None:
+    """Idempotency keys have the name in them: a script and a worker that imports it mean the same function."""
+    source = "from guarded import retry\n@retry\ndef charge(): pass\nprint(charge._self_chain.function)\n"
+    (tmp_path / "payments.py").write_text(source)
+    started = {"script": [str(tmp_path / "payments.py")], "module": ["-m", "payments"], "prompt": ["-c", source]}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, *started[how]], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("__main__.charge" if how == "prompt" else "payments.charge")
