@@ -90,6 +90,7 @@ class Loaded:
             if ticket < self._latest:
                 return self.diff  # what has been read later is in force already
             self._latest = ticket
+            self._registry.config = self  # first: what code declares from now on finds names that the file has made
             self._force.put(plan, before, candidates)
             self._plan, self._stores = plan, candidates.stores
             self._targets.use(targets_of(plan))
@@ -193,7 +194,13 @@ class _Subject:
 
 
 def judge(sources: Sequence[Source], allow: Allow, owner: Registry) -> tuple[Plan, Candidates]:
-    """The plan of the sources and its policies, made but not in force; ``plan.problems`` holds what is wrong."""
+    """The plan of the sources and its policies, made but not in force; ``plan.problems`` holds what is wrong.
+
+    Raises:
+        ValueError: `allow` is one text.
+    """
+    if isinstance(allow, str):
+        raise ValueError(f"allow={allow!r}: must be a list of modules, such as {[allow]!r}")
     declared = frozenset(name for name in owner if owner[name].declared is not None)
     plan = make_plan(sources, os.environ, allow, declared)
     return plan, build(plan, owner, allow)
@@ -225,18 +232,19 @@ def load(*sources: Source, allow: Allow = None, watch: Duration | bool = False) 
 
     Raises:
         ConfigError: every problem at once; nothing has changed then.
+        ValueError: no source, or an `allow` or `watch` that cannot be.
     """
     if not sources:
         raise ValueError("sources: give at least one path, text or mapping")
+    interval = None if watch is False else parse_duration(1.0 if watch is True else watch, option="watch")
     before = registry.config
     loaded = Loaded(sources, allow, registry)
     if isinstance(before, Loaded):
         loaded.succeed(before)
     else:
         loaded.apply()
-    registry.config = loaded
-    if watch is not False:
-        loaded.watch(1.0 if watch is True else watch)
+    if interval is not None:
+        loaded.watch(interval)
     return loaded
 
 

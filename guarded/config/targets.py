@@ -281,11 +281,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _bind_after(self, loader: Any) -> None:
         execute = loader.exec_module
+        if getattr(execute, "targets", None) is self._targets:
+            return  # one loader for many modules, as that of a zip archive is
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             self._targets.imported(module)
 
+        exec_module.targets = self._targets  # type: ignore[attr-defined]
         try:
             # On the instance: whoever asks for the type of the loader, as importlib.resources does, sees no change.
             loader.exec_module = exec_module

@@ -6,7 +6,6 @@ handler only puts a token into a reentrant queue: it takes no lock that the inte
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -15,7 +14,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeAlias
 
+from guarded._core.place import complain
 from guarded.errors import ConfigError
+from guarded.events.redact import cause_of
 
 Stamp: TypeAlias = tuple[int, int, int] | None
 
@@ -34,7 +35,7 @@ class Watcher:
 
     Args:
         paths: files to look at.
-        reload: called without arguments; ConfigError from it is already reported and goes no further.
+        reload: called without arguments; ConfigError from it is already reported, other errors are warned of.
         interval: seconds between two looks.
     """
 
@@ -78,8 +79,12 @@ class Watcher:
         return changed
 
     def _try(self) -> None:
-        with contextlib.suppress(ConfigError):  # the reload has told it as config.reload_failed
+        try:
             self._reload()
+        except ConfigError:
+            pass  # the reload has told it as config.reload_failed
+        except Exception as error:  # of a listener, or a warning that a filter has made an error
+            complain(f"reload: {cause_of(error)}; {', '.join(self._stamps)} is still watched")
 
     def _run(self) -> None:
         while True:

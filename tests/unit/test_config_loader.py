@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import guarded
-from guarded import circuit, guard, limit, registry, retry
+from guarded import circuit, events, guard, limit, registry, retry
 from guarded.config import Loaded, loader
 from guarded.errors import ConfigError, PolicyConflict, PolicyNotFound
+from guarded.events import Event
 from guarded.testing import capture
 
 
@@ -152,6 +153,33 @@ def test_code_that_comes_after_the_file() -> None:
     assert (db.options.max_concurrent, db.options.max_queue) == (5, 7)
     with pytest.raises(PolicyConflict):
         limit(21, max_queue=7, name="db")
+
+
+def test_code_that_comes_while_the_file_is_put_in_force() -> None:
+    """A name that a sink declares when it hears of the policy, during the first load, gets the file's options."""
+    made: list[Any] = []
+
+    def sink(event: Event) -> None:
+        if event.name == "policy.added":
+            made.append(limit(20, max_queue=7, name="db"))
+
+    with events.subscribe(sink, "DEBUG") as subscription:
+        guarded.load("policies: {db: {limit: {max_concurrent: 5}}}\n")
+    assert subscription.failures == 0
+    assert [(db.options.max_concurrent, db.options.max_queue) for db in made] == [(5, 7)]
+
+
+def test_an_allow_list_is_a_list() -> None:
+    """A text would be one of letters."""
+    with pytest.raises(ValueError, match=r"allow='shop': must be a list of modules, such as \['shop'\]"):
+        guarded.load("policies: {}\n", allow="shop")
+
+
+def test_a_wrong_interval_changes_nothing() -> None:
+    """It is refused before the file is put in force."""
+    with pytest.raises(ValueError, match="watch='5x': 'x' is no unit"):
+        guarded.load("policies: {db: {limit: {max_concurrent: 5}}}\n", watch="5x")
+    assert "db" not in registry
 
 
 def test_of_two_ways_to_say_it_the_files_wins() -> None:

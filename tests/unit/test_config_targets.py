@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -179,6 +180,19 @@ def test_modules_imported_later_are_bound_on_import(shop: ModuleType) -> None:
     assert names(later.charge) == ["quick"]
     assert names(later.Service.charge) == ["slow"]
     assert type(later.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_modules_of_one_loader_are_bound_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a zip archive are: each function gets its layer once."""
+    with zipfile.ZipFile(tmp_path / "tzip.zip", "w") as archive:
+        for name in ("tzip_a", "tzip_b", "tzip_c"):
+            archive.writestr(f"{name}.py", "def f(): return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "tzip.zip"))
+    load(**{"tzip_a:f": "quick", "tzip_b:f": "quick", "tzip_c:f": "quick"})
+    modules = [importlib.import_module(name) for name in ("tzip_a", "tzip_b", "tzip_c")]
+    assert [names(module.f) for module in modules] == [["quick"], ["quick"], ["quick"]]
+    for module in modules:
+        del sys.modules[module.__name__]
 
 
 def test_a_module_that_is_reloaded_is_bound_again(shop: ModuleType) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from guarded.config.watch import Watcher, reload_on_signal
-from guarded.errors import ConfigError
+from guarded.errors import ConfigError, GuardWarning
 
 
 def test_a_change_of_content_reloads_once(tmp_path: Path) -> None:
@@ -56,6 +56,21 @@ def test_a_bad_file_does_not_end_the_watch(tmp_path: Path) -> None:
         file.write_text(text)
         assert watcher.poll()
     assert calls == [1, 1]
+
+
+def test_an_error_that_is_no_problem_of_the_file_does_not_end_the_watch(tmp_path: Path) -> None:
+    """A warning turned into an error, or a listener that fails: it is warned of, and the next change reloads again."""
+    file = tmp_path / "g.yaml"
+    file.write_text("a: 1\n")
+
+    def reload() -> None:
+        raise GuardWarning("no store keeps this")
+
+    watcher = Watcher([str(file)], reload)
+    for text in ("a: 22\n", "a: 333\n"):
+        file.write_text(text)
+        with pytest.warns(GuardWarning, match=r"reload: GuardWarning: no store keeps this; .*g\.yaml is still watched"):
+            assert watcher.poll()
 
 
 @pytest.mark.real_clock
