@@ -23,13 +23,11 @@ Allow = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@contextmanager
-def here() -> Iterator[None]:
+def find_modules_here() -> None:
     """Find modules in the working directory, as ``python -m`` does and an installed script does not."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
-    yield
 
 
 @contextmanager
@@ -38,5 +36,6 @@ def problems_exit() -> Iterator[None]:
     try:
         yield
     except (ConfigError, PolicyNotFound, BadReference, TypeError, ValueError) as error:
-        typer.echo(str(error), err=True)
+        hint = getattr(error, "hint", None)
+        typer.echo(f"{error} ({hint})" if hint else str(error), err=True)
         raise typer.Exit(2) from None

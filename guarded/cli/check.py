@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from guarded._core.registry import registry
-from guarded.cli._shell import DEFAULT_FILE, Allow, AsJson, Files, here
+from guarded.cli._shell import DEFAULT_FILE, Allow, AsJson, Files, find_modules_here
 from guarded.config import loader, references, report
 from guarded.config.document import Problem, dotted, problem_at
 from guarded.config.plan import Plan
@@ -32,13 +32,13 @@ def check_command(
 ) -> None:
     """Check files: status 0, or 2 and every problem."""
     sources: Sequence[Path] = files or [DEFAULT_FILE]
-    with here():
-        plan, _ = loader.judge(sources, allow, registry)
-        problems, notes = list(plan.problems), [f"warning: {warning}" for warning in plan.warnings]
-        if targets:
-            problems += _look_for_targets(plan, allow, notes)
-        elif count := len(plan.section("targets")):
-            notes.append(f"{_count(count, 'target', 'targets')} not looked for: --targets imports their modules")
+    find_modules_here()
+    plan, _ = loader.judge(sources, allow, registry)
+    problems, notes = list(plan.problems), [f"warning: {warning}" for warning in plan.warnings]
+    if targets:
+        problems += _look_for_targets(plan, allow, notes)
+    elif count := len(plan.section("targets")):
+        notes.append(f"{_count(count, 'target', 'targets')} not looked for: --targets imports their modules")
     if as_json:
         typer.echo(report.as_json(problems))
     elif problems:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from guarded import events
 from guarded._core.registry import registry
-from guarded.cli._shell import DEFAULT_FILE, WIDTH, Allow, AsJson, Files, here, problems_exit
+from guarded.cli._shell import DEFAULT_FILE, WIDTH, Allow, AsJson, Files, find_modules_here, problems_exit
 from guarded.cli.check import check_command
 from guarded.cli.simulate import simulate_command
 from guarded.cli.top import top_command
@@ -36,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("check")(check_command)
 
 
 @app.command("schema")
@@ -57,7 +58,8 @@ def explain_command(
 
     With the worst case, and what looks wrong.
     """
-    with here(), problems_exit():
+    find_modules_here()
+    with problems_exit():
         target: Any = references.resolve_reference(subject, allow) if ":" in subject else subject
         _load(file, allow)
         found = explain(target)
@@ -93,7 +95,8 @@ def show_command(files: Files = None, allow: Allow = None, as_json: AsJson = Fal
     Layers in order, values, and the line each layer stands at.
     """
     sources = files or [DEFAULT_FILE]
-    with here(), problems_exit():
+    find_modules_here()
+    with problems_exit():
         plan, _ = loader.judge(sources, allow, registry)
         if plan.problems:
             raise ConfigError(report.in_order(plan.problems))
@@ -152,6 +155,5 @@ def _load(file: Path | None, allow: Sequence[str] | None) -> None:
         loader.load(file or DEFAULT_FILE, allow=allow)
 
 
-app.command("check")(check_command)
 app.command("top")(top_command)
 app.command("simulate")(simulate_command)

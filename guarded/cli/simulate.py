@@ -17,7 +17,7 @@ from guarded import events
 from guarded._core.durations import format_duration, parse_duration
 from guarded._core.registry import registry
 from guarded.cli import plots
-from guarded.cli._shell import WIDTH, Allow, AsJson, here, problems_exit
+from guarded.cli._shell import WIDTH, Allow, AsJson, find_modules_here, problems_exit
 from guarded.cli.simulation import Load, Outcome, simulate
 from guarded.config import loader
 
@@ -42,7 +42,8 @@ def simulate_command(
     What would be served, queued, refused, retried.
     """
     events.set_level("OFF")
-    with here(), problems_exit(), registry.isolated():
+    find_modules_here()
+    with problems_exit(), registry.isolated():
         load = Load(
             rps=rps,
             latency=_span(latency, "latency"),

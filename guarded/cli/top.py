@@ -75,8 +75,13 @@ def _documents(url: str, token: str | None) -> Iterator[tuple[Any, list[Any]]]:
         raise ValueError("not an address of the web")
     while True:
         request = Request(f"{url.rstrip('/')}/api/stream", headers=headers)
+        said_nothing = True
         with opener.open(request, timeout=_TIMEOUT) as response:
-            yield from _of_stream(response)
+            for found in _of_stream(response):
+                said_nothing = False
+                yield found
+        if said_nothing:
+            raise ValueError("an empty answer")
 
 
 def _of_stream(response: Any) -> Iterator[tuple[Any, list[Any]]]:

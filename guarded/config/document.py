@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from guarded.events.redact import scrub
 
-PlaceKind = Literal["call site", "environment", "file", "mapping", "code", "default"]
+PlaceKind = Literal["environment", "file", "mapping", "code", "default"]
 Path: TypeAlias = tuple[str | int, ...]
 
 

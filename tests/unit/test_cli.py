@@ -154,7 +154,7 @@ def test_explain_a_function(folder: Path) -> None:
     ("subject", "message"),
     [
         ("q", "no policy or stack is named 'q'"),
-        ("nope:f", "there is no module 'nope'"),
+        ("nope:f", "there is no module 'nope' (is it installed and on the path?)"),
         ("json:dumps", "neither a guarded callable"),
     ],
 )

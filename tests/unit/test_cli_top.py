@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -111,6 +112,23 @@ def test_something_else_listens(url: str) -> None:
     assert (status, "404 There is no such page." in err) == (2, True)
     assert run("file:///etc/passwd")[0] == 2
     assert run("nonsense")[0] == 2
+
+
+def test_a_stream_that_says_nothing_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would ask again and again, as fast as it can."""
+    asked: list[object] = []
+
+    def empty(opener: object, request: object, timeout: float) -> io.BytesIO:
+        asked.append(request)
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+        return io.BytesIO()
+
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", empty)
+    status, _, err = run("http://127.0.0.1:1", "--once")
+    assert status == 2
+    assert err.startswith("http://127.0.0.1:1: no dashboard answers there")
+    assert len(asked) == 1
 
 
 def test_the_token_comes_by_option_or_environment() -> None:
