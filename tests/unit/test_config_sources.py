@@ -39,9 +39,7 @@ def test_files_that_cannot_be_read_are_problems(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: 1\nnäme: x\n".encode("latin-1"))
     assert read(latin)[2] == [f"{latin}:2:2: document: not UTF-8 text"]
-    assert read(tmp_path / "none.yaml")[2] == [
-        f"{tmp_path / 'none.yaml'}: cannot be read: No such file or directory"
-    ]
+    assert read(tmp_path / "none.yaml")[2] == [f"{tmp_path / 'none.yaml'}: cannot be read: No such file or directory"]
     assert "cannot be read" in read(tmp_path)[2][0]
     assert "cannot be read" in read("a\0b")[2][0]
 
