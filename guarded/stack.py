@@ -106,9 +106,14 @@ def guard(*parts: Policy[Any] | str, name: str | None = None, **overrides: Any) 
         >>> [layer.kind for layer in fetch.layers]
         ['limit', 'retry']
     """
-    wrong = [part for part in parts if not isinstance(part, (Policy, str))]
-    if not parts or wrong:
-        raise ValueError(f"guard: give policies or names, not {wrong[0]!r}" if wrong else "guard: give a policy")
+    if not parts:
+        raise ValueError("guard: give a policy, or the name of one")
+    for part in parts:
+        if not isinstance(part, (Policy, str)):
+            uncalled = ": this may be a policy, or @guard itself, without its parentheses" if callable(part) else ""
+            raise ValueError(
+                f"guard: give policies or names, not {getattr(part, '__qualname__', repr(part))}{uncalled}"
+            )
     made = Guard(GuardOptions(parts, checked(overrides)), name=name)
     if overrides:
         _check_overrides(made)

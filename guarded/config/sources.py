@@ -23,6 +23,8 @@ def read_source(source: Source, variables: Mapping[str, str], problems: list[Pro
         return _Convert(variables, problems).root(source), "<mapping>"
     if isinstance(source, str) and ("\n" in source or ": " in source or source.startswith("{")):
         return compose(source, "<text>", variables, problems), "<text>"
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"sources: {source!r} is neither a path, nor a text, nor a mapping")
     name = os.fspath(source)
     text = _read_file(name, problems)
     return (None if text is None else compose(text, name, variables, problems)), name
@@ -75,7 +77,7 @@ class _Convert:
         if isinstance(value, str):
             return self._text(value, path)
         if not (value is None or isinstance(value, (bool, int, float, timedelta)) or callable(value)):
-            self._note(f"a {type(value).__name__} cannot be a config value", path)
+            self._note(f"a value of type {type(value).__name__} cannot stand in a config", path)
             return Node(None, self._place, broken=True)
         return Node(value, self._place)
 

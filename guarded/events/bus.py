@@ -124,7 +124,8 @@ class Bus:
             level: TRACE, DEBUG, INFO, WARNING, ERROR, or its number; ValueError otherwise.
         """
         if not callable(sink) or iscoroutinefunction(sink) or iscoroutinefunction(type(sink).__call__):
-            raise TypeError(f"sink: must be a plain callable that takes an Event, got a {type(sink).__qualname__}")
+            what = "one that is async" if callable(sink) else f"of type {type(sink).__qualname__}"
+            raise TypeError(f"sink: must be a plain callable that takes an Event, not {what}")
         subscription = Subscription(self, sink, level_number(level))
         with self._lock:
             self._replace((*self._subscriptions, subscription))

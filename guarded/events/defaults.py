@@ -55,7 +55,11 @@ def set_level(level: int | str) -> str:
     global _logged
     off = isinstance(level, str) and level.upper() == "OFF"
     with _lock:
-        before, after = _logged, None if off else bus.subscribe(_log, level)
+        before = _logged
+        try:
+            after = None if off else bus.subscribe(_log, level)
+        except ValueError as error:
+            raise ValueError(f"{error}, or OFF") from None
         _logged = after
         if before is not None:
             before.close()

@@ -175,6 +175,12 @@ def test_an_allow_list_is_a_list() -> None:
         guarded.load("policies: {}\n", allow="shop")
 
 
+def test_a_source_of_no_kind_is_refused() -> None:
+    """By what it is not, before anything is read."""
+    with pytest.raises(TypeError, match="sources: 3 is neither a path, nor a text, nor a mapping"):
+        guarded.load(3)  # type: ignore[arg-type]
+
+
 def test_a_wrong_interval_changes_nothing() -> None:
     """It is refused before the file is put in force."""
     with pytest.raises(ValueError, match="watch='5x': 'x' is no unit"):

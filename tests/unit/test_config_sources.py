@@ -56,7 +56,7 @@ def test_problems_of_a_mapping_have_paths_but_no_lines() -> None:
     """Keys that are no text, values of no use and unset variables are all told."""
     assert read({"a": {1: 2}, "b": object(), "c": "${NOPE}"})[2] == [
         "<mapping>: a: key 1 is not text",
-        "<mapping>: b: a object cannot be a config value",
+        "<mapping>: b: a value of type object cannot stand in a config",
         "<mapping>: c: environment variable NOPE is not set (give a default: ${NOPE:-…})",
     ]
 

@@ -49,6 +49,13 @@ def test_bad_parts_are_refused(parts: Any) -> None:
         guard(*parts)
 
 
+@pytest.mark.parametrize("part", [retry, lambda: None])
+def test_missing_parentheses_are_hinted_at(part: Any) -> None:
+    """Those of a policy, or of the decorator itself."""
+    with pytest.raises(ValueError, match="not .*: this may be a policy, or @guard itself, without its parentheses"):
+        guard(part)
+
+
 def test_a_name_inside_itself_is_spelled_out() -> None:
     """A cycle of names is an error, not a recursion."""
     guard("b", name="a")
