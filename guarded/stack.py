@@ -15,7 +15,7 @@ from math import inf, isinf
 from typing import Any
 
 from guarded._core.durations import format_duration
-from guarded._core.factory import duration_options
+from guarded._core.factory import STORED_AS, duration_options
 from guarded._core.order import ORDER, check_order
 from guarded._core.policy import Policy, Site
 from guarded._core.registry import registry
@@ -194,11 +194,11 @@ def _subject(subject: Any) -> tuple[tuple[Policy[Any], ...], Any, Any, str]:
 
 def option_rows(layer: Policy[Any]) -> list[tuple[str, str, str]]:
     """Each option that was given, or has a default that says something: name, value as one writes it, source."""
-    rows = []
+    rows, written = [], {STORED_AS.get(name, name) for name in layer.given}
     for option in dataclasses.fields(layer.options):
         name, value = option.name, getattr(layer.options, option.name)
         # What a circuit fills in where a rate needs it is a default, too.
-        is_given = name in layer.given or value not in (option.default, option.metadata.get("filled_in"))
+        is_given = name in written or value not in (option.default, option.metadata.get("filled_in"))
         if name in layer.sources or is_given or value is not None:
             source = layer.sources.get(name) or (f"code {layer.place}" if is_given else "default")
             rows.append((name, _show(value, layer.kind, name), source))
@@ -210,6 +210,8 @@ def _show(value: object, kind: str, option: str) -> str:
         return format_duration(value.total_seconds())
     if isinstance(value, float) and kind in ORDER and option in duration_options(kind):
         return format_duration(value)
+    if isinstance(value, tuple) and value:
+        return f"({', '.join([_show(each, kind, option) for each in value])})"
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", None) or repr(value)
     return repr(value)

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 STORED_AS: Final[Mapping[str, str]] = {"attempts": "retries", "function": "value"}
-"""What one can write, to the option it is kept as, where that has another name."""
+"""What one can write, to the option that it is kept as, where that has another name."""
 
 
 def factory(make: Callable[P, R]) -> Callable[P, R]:
@@ -31,8 +31,7 @@ def factory(make: Callable[P, R]) -> Callable[P, R]:
     def noting(*args: P.args, **kwargs: P.kwargs) -> R:
         made = make(*args, **kwargs)
         if isinstance(made, Policy) and not made.given:  # else its first declaration counts, whose place it tells
-            names = (*positional[: len(args)], *map(str, kwargs))
-            made.given = frozenset([STORED_AS.get(name, name) for name in names])
+            made.given = (*positional[: len(args)], *map(str, kwargs))
         return made
 
     return noting

@@ -84,7 +84,7 @@ class Policy(Generic[OptionsT]):
         options: frozen dataclass of the options as given, all of them checked.
         name: the name it is registered under, or None.
         place: ``file:line`` where it was made.
-        given: options that code wrote down at that place, also those it gave their default values.
+        given: arguments that code wrote down at that place, also those it gave their default values.
         sources: where an option's value came from, for those that a file or the environment gave.
         declared: the options as code gave them; None while only a file has.
         enabled: whether it becomes a layer at all; a file may switch it off.
@@ -98,7 +98,7 @@ class Policy(Generic[OptionsT]):
         self.options: OptionsT = options
         self.name: str | None = name
         self.place: str = caller_place()
-        self.given: frozenset[str] = frozenset()
+        self.given: tuple[str, ...] = ()
         self.sources: dict[str, str] = {}
         self.declared: OptionsT | None = options
         self.enabled = True

@@ -126,7 +126,7 @@ class Force:
         if not is_of_code:
             single = policy.own is not None and not self._is_code_stack(policy.name)
             live.name = policy.name if single else f"{policy.name}.{layer.key}"
-            live.declared, live.given = None, frozenset()
+            live.declared, live.given = None, ()
             live.place = str(layer.node.key or layer.node.place)
         live.enabled = True
         live.sources = {STORED_AS.get(name, name): str(node.place) for name, node in layer.options.items()}

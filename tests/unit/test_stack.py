@@ -52,7 +52,7 @@ def test_bad_parts_are_refused(parts: Any) -> None:
 @pytest.mark.parametrize("part", [retry, lambda: None])
 def test_missing_parentheses_are_hinted_at(part: Any) -> None:
     """Those of a policy, or of the decorator itself."""
-    with pytest.raises(ValueError, match="not .*: this may be a policy, or @guard itself, without its parentheses"):
+    with pytest.raises(ValueError, match=r"not .*: this may be a policy, or @guard itself, without its parentheses"):
         guard(part)
 
 
@@ -155,6 +155,7 @@ def test_explain_knows_what_was_given_from_what_was_not() -> None:
     assert rows_of(retry(attempts=4))["retries"] == ("3", "code")
     assert rows_of(retry(lambda: None))["retries"] == ("3", "default")
     assert rows_of(circuit("c", failure_rate=0.5, window="60s"))["window"] == ("1m", "code")
+    assert rows_of(retry(on=(OSError, ValueError)))["on"] == ("(OSError, ValueError)", "code")
 
 
 def test_explain_shows_times_with_units_and_numbers_without() -> None:
