@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from guarded._core.extras import missing
+from guarded.events.defaults import mute
 
 
 def main() -> None:
@@ -13,4 +14,5 @@ def main() -> None:
         from guarded.cli.commands import app
     except ModuleNotFoundError as error:
         sys.exit(f"guarded: {missing(error, 'the command line', 'guarded[cli]')}")
+    mute()
     app(prog_name="guarded")

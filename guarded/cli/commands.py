@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from guarded import events
+import guarded
 from guarded._core.registry import registry
 from guarded.cli._shell import DEFAULT_FILE, WIDTH, Allow, AsJson, Files, find_modules_here, problems_exit
 from guarded.cli.check import check_command
@@ -30,13 +30,27 @@ from guarded.errors import ConfigError
 from guarded.stack import Explanation, explain, option_rows
 
 app = typer.Typer(
-    help="Check, explain and show the policies of guarded.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("check")(check_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"guarded {guarded.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Check, explain and show the policies of guarded."""
 
 
 @app.command("schema")
@@ -49,7 +63,7 @@ def schema_command() -> None:
 def explain_command(
     subject: Annotated[str, typer.Argument(help="Name of a policy, or module:function.")],
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Config file; guarded.yaml where there is one.")
+        Path | None, typer.Argument(help="Config file.", show_default="guarded.yaml where there is one")
     ] = None,
     allow: Allow = None,
     as_json: AsJson = False,
@@ -151,7 +165,6 @@ def _plan_as_dict(plan: Plan) -> dict[str, Any]:
 
 def _load(file: Path | None, allow: Sequence[str] | None) -> None:
     if file is not None or DEFAULT_FILE.exists():
-        events.set_level("OFF")
         loader.load(file or DEFAULT_FILE, allow=allow)
 
 

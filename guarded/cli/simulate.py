@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from guarded import events
 from guarded._core.durations import format_duration, parse_duration
 from guarded._core.registry import registry
 from guarded.cli import plots
@@ -41,7 +40,6 @@ def simulate_command(
 
     What would be served, queued, refused, retried.
     """
-    events.set_level("OFF")
     find_modules_here()
     with problems_exit(), registry.isolated():
         load = Load(

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from guarded._core.nearest import did_you_mean
+from guarded.events.redact import cause_of
 
 EXCEPTIONS = {
     name: value
@@ -75,7 +76,7 @@ def import_module(name: str, allow: Sequence[str] | None) -> ModuleType:
             raise BadReference(f"there is no module {error.name!r}", "is it installed and on the path?") from None
         raise BadReference(f"importing {name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise BadReference(f"importing {name!r} failed: {type(error).__name__}") from error
+        raise BadReference(f"importing {name!r} failed: {cause_of(error)}") from error
 
 
 def _walk(module: ModuleType, module_name: str, steps: Sequence[str]) -> Any:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from guarded._core.place import complain
 from guarded.errors import ConfigError
@@ -106,12 +106,26 @@ class Watcher:
         self.close()
 
 
-def reload_on_signal(watcher: Watcher, number: int | None = None) -> Callable[[], None]:
+class Watching(Protocol):
+    """What `load` gives, see `guarded.config.loader.Loaded`."""
+
+    @property
+    def watcher(self) -> Watcher | None: ...
+
+
+def reload_on_signal(loaded: Watching | Watcher, number: int | None = None) -> Callable[[], None]:
     """Reload when signal `number` comes (default SIGHUP); to be called in the main thread.
+
+    Args:
+        loaded: what ``load(…, watch=True)`` gave, or its watcher; ValueError when it does not watch.
+        number: the signal.
 
     Returns:
         a function that puts the handler from before back.
     """
+    watcher = loaded if isinstance(loaded, Watcher) else loaded.watcher
+    if watcher is None:
+        raise ValueError("loaded: does not watch its files; load them with watch=True")
     chosen = getattr(signal, "SIGHUP", None) if number is None else number
     if chosen is None:
         raise ValueError("number: this platform has no SIGHUP, name another signal")

@@ -20,6 +20,7 @@ RING_SIZE: Final = 256
 _ring: Final = Ring(RING_SIZE)
 _lock: Final = threading.RLock()
 _logged: Subscription | None = None
+_muted = False
 
 
 @cache
@@ -57,13 +58,20 @@ def set_level(level: int | str) -> str:
     with _lock:
         before = _logged
         try:
-            after = None if off else bus.subscribe(_log, level)
+            after = None if off or _muted else bus.subscribe(_log, level)
         except ValueError as error:
             raise ValueError(f"{error}, or OFF") from None
         _logged = after
         if before is not None:
             before.close()
     return "OFF" if before is None else LEVELS[before.level]
+
+
+def mute() -> None:
+    """Silence the log of this process for good, whatever level a file asks for: a command's output is its own."""
+    global _muted
+    _muted = True
+    set_level("OFF")
 
 
 bus.subscribe(_ring, "INFO")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import guarded
 from guarded import registry
 from guarded.cli.commands import app
 from guarded.config import Loaded
@@ -141,7 +142,7 @@ def test_explain_a_function(folder: Path) -> None:
     """By module and name, also as JSON; the file is found by --file."""
     (folder / "shopf.py").write_text("from guarded import guard\n@guard('p')\ndef charge(): pass\n")
     (folder / "g.yaml").write_text(GOOD)
-    status, out, _ = run("explain", "shopf:charge", "--file", "g.yaml", "--json")
+    status, out, _ = run("explain", "shopf:charge", "g.yaml", "--json")
     assert status == 0
     found = json.loads(out)
     assert found["subject"] == "shopf.charge"
@@ -208,3 +209,31 @@ def test_without_the_extra(folder: Path, missing: str) -> None:
     assert done.returncode == 1
     needs = f"the command line needs {missing}, which is not installed: pip install 'guarded[cli]'"
     assert done.stderr.splitlines() == [f"guarded: {needs}"]
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other commands print it."""
+    monkeypatch.setattr(guarded, "__version__", "1.2.3", raising=False)
+    assert run("--version") == (0, "guarded 1.2.3\n", "")
+
+
+def test_an_import_that_fails_says_why(folder: Path) -> None:
+    """The message of what the module raised is what helps."""
+    (folder / "failing.py").write_text('raise RuntimeError("set DB_URL first")')
+    assert run("explain", "failing:x") == (2, "", "importing 'failing' failed: RuntimeError: set DB_URL first\n")
+
+
+def test_output_is_the_commands_own(folder: Path) -> None:
+    """A level in the file is for the program that loads it."""
+    (folder / "guarded.yaml").write_text(GOOD + "events: {level: TRACE}\n")
+    for arguments in (["explain", "p"], ["simulate", "guarded.yaml", "-p", "p", "--duration", "2s"]):
+        command = [sys.executable, "-m", "guarded", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout

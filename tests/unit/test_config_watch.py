@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,8 +74,15 @@ def test_an_error_that_is_no_problem_of_the_file_does_not_end_the_watch(tmp_path
             assert watcher.poll()
 
 
+def test_a_signal_needs_somebody_who_watches() -> None:
+    """What was loaded without ``watch`` is refused at once, not when the signal comes."""
+    with pytest.raises(ValueError, match="watch=True"):
+        reload_on_signal(SimpleNamespace(watcher=None))
+
+
 @pytest.mark.real_clock
-def test_a_signal_reloads_in_the_watcher_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_loaded", [False, True])
+def test_a_signal_reloads_in_the_watcher_thread(of_loaded: bool) -> None:
     """The handler hands over; the old handler comes back."""
     done = threading.Event()
     threads: list[threading.Thread] = []
@@ -85,7 +93,8 @@ def test_a_signal_reloads_in_the_watcher_thread(tmp_path: Path) -> None:
 
     before = signal.getsignal(signal.SIGHUP)
     with Watcher([], reload, interval=60).start() as watcher:
-        restore = reload_on_signal(watcher)
+        loaded = SimpleNamespace(watcher=watcher)
+        restore = reload_on_signal(loaded if of_loaded else watcher)
         signal.raise_signal(signal.SIGHUP)
         assert done.wait(5)
         restore()
