@@ -213,7 +213,7 @@ def test_without_the_extra(folder: Path, missing: str) -> None:
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """As other commands print it."""
-    monkeypatch.setattr(guarded, "__version__", "1.2.3", raising=False)
+    monkeypatch.setitem(vars(guarded), "__version__", "1.2.3")
     assert run("--version") == (0, "guarded 1.2.3\n", "")
 
 
