@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import textwrap
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ def test_a_layer_that_names_a_policy_shares_it() -> None:
 
 def test_a_handle_may_come_before_the_file() -> None:
     """It is looked up when the first call needs it."""
+    gc.collect()  # handles of earlier tests would be checked too
 
     @guard("p")
     def f() -> int:
