@@ -166,7 +166,7 @@ class ConfigError(GuardedError, ValueError):
 
     def __init__(self, problems: Sequence[object]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
-        self.problems = tuple(problems)
+        self.problems: tuple[object, ...] = tuple(problems)
 
 
 class PolicyConflict(GuardedError, ValueError):

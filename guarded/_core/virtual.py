@@ -38,7 +38,7 @@ class _Timer:
     __slots__ = ("_fire", "done", "when")
 
     def __init__(self, when: int, fire: Callable[[], object]) -> None:
-        self.when = when
+        self.when: int = when
         self._fire = fire
         self.done = False
 
@@ -47,7 +47,7 @@ class _Timer:
 
     def fire(self) -> None:
         if not self.done:
-            self.done = True
+            self.done: bool = True
             self._fire()
 
 

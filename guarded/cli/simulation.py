@@ -139,8 +139,10 @@ class Service:
 
     def __init__(self, load: Load, error: type[Exception], dice: random.Random) -> None:
         self._load, self._error, self._dice = load, error, dice
-        self.requests = self.running = self.peak = 0
-        self.series = Series()
+        self.requests: int = 0
+        self.running: int = 0
+        self.peak: int = 0
+        self.series: Series = Series()
 
     def count(self, counts: list[int]) -> None:
         """One more in this part of the duration."""
@@ -154,7 +156,7 @@ class Service:
         self.requests += 1
         self.count(self.series.requests)
         self.running += 1
-        self.peak = max(self.peak, self.running)
+        self.peak: int = max(self.peak, self.running)
         seconds = self._dice.uniform(*load.latency) * max(1.0, self.running / (load.capacity or inf))
         fails = self._dice.random() < load.failure
         clock.call_at(asyncio.get_running_loop(), clock.monotonic() + seconds, self._leave)  # also if nobody waits

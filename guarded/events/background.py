@@ -33,8 +33,8 @@ class Background:
         after_fork(self, Background._begin)  # in the child the thread is gone, and what it had to do is the parent's
 
     def _begin(self) -> None:
-        self.dropped = 0
-        self.failures = 0
+        self.dropped: int = 0
+        self.failures: int = 0
         self._queue: SimpleQueue[Event | threading.Event] = SimpleQueue()  # reentrant: a finalizer may emit too
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()

@@ -64,9 +64,9 @@ class Subscription:
 
     def __init__(self, bus: Bus, sink: Sink, level: int) -> None:
         self._bus = bus
-        self.sink = sink
-        self.level = level
-        self.failures = 0
+        self.sink: Sink = sink
+        self.level: int = level
+        self.failures: int = 0
         self._on_close: tuple[Callable[[], object], ...] = ()
 
     @property
@@ -137,7 +137,7 @@ class Bus:
 
     def _replace(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._subscriptions = subscriptions
-        self.threshold = min((subscription.level for subscription in subscriptions), default=_NOBODY)
+        self.threshold: int = min((subscription.level for subscription in subscriptions), default=_NOBODY)
 
     def emit(self, name: str, call: Call | None, policy: Labelled | None, **fields: Unpack[Fields]) -> None:
         """Tell the sinks that `name` happened; returns at once when nobody listens at its level.

@@ -100,7 +100,7 @@ class Tally:
         after_fork(self, Tally._begin)  # what was counted so far is the parent's, and so is who holds the lock
 
     def _begin(self) -> None:
-        self.since = clock.monotonic()
+        self.since: float = clock.monotonic()
         self._inbox: deque[Event] = deque()
         self._lock = threading.Lock()
         self._sums: dict[str, dict[tuple[str, ...], list[Any]]] = {}

@@ -106,8 +106,8 @@ class Access:
 
     def __init__(self, policy: Labelled, health: Health, mode: str) -> None:
         self._policy = policy
-        self.health = health
-        self.mode = mode
+        self.health: Health = health
+        self.mode: str = mode
 
     def ask(self, call: Call, step: Callable[..., ReplyT], *args: Any) -> ReplyT | None:
         """Make a step; None when the policy has to do without, StoreError where it must not.

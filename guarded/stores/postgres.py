@@ -95,8 +95,8 @@ class PostgresRecords(InThreads):
     durable = True
 
     def __init__(self, store: PostgresStore) -> None:
-        self.name = store.name
-        self.health = store.health
+        self.name: str = store.name
+        self.health: Health = store.health
         self._link = store.link
 
     def begin(self, key: str, claim: Claim) -> Reply[bytes]:
@@ -172,9 +172,9 @@ class PostgresStore:
             problems.append("url: must begin with postgresql://")
         if problems:
             raise StoreProblem("store: " + "; ".join(problems))
-        self.link = Link(url, seconds["timeout"], _IF_MISSING)
-        self.name = _public(url)
-        self.health = Health(self.name, seconds["probe"])
+        self.link: Link = Link(url, seconds["timeout"], _IF_MISSING)
+        self.name: str = _public(url)
+        self.health: Health = Health(self.name, seconds["probe"])
         self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
 
     @cached_property

@@ -53,9 +53,9 @@ class SQLiteStore:
             problems.append(f"url={url!r}: must name a file: sqlite:///relative/path or sqlite:////absolute/path")
         if problems:
             raise StoreProblem("store: " + "; ".join(problems))
-        self.link = Link(os.path.abspath(os.path.expanduser(path)), seconds["timeout"])
-        self.name = f"{_SCHEME}{self.link.path}"
-        self.health = Health(self.name, seconds["probe"])
+        self.link: Link = Link(os.path.abspath(os.path.expanduser(path)), seconds["timeout"])
+        self.name: str = f"{_SCHEME}{self.link.path}"
+        self.health: Health = Health(self.name, seconds["probe"])
         self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
 
     @cached_property
