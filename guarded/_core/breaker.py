@@ -61,9 +61,8 @@ class CircuitOpen(Rejected, CircuitBreakerError):
 
 
 class Reading(NamedTuple):
-    """What the register shows of a circuit; `opened_at` is in seconds since the epoch."""
+    """The counters that the register shows of a circuit; `opened_at` is in seconds since the epoch."""
 
-    state: str
     failures: int
     successes: int
     opened_at: float | None
@@ -77,8 +76,13 @@ class Register(Protocol):
         """Name of the circuit."""
         ...
 
+    @property
+    def state(self) -> str:
+        """``closed``, ``open`` or ``half-open``."""
+        ...
+
     def reading(self) -> Reading:
-        """The present state."""
+        """Counters."""
         ...
 
     def act(self, state: Any) -> None:
@@ -104,7 +108,7 @@ class RegisterStorage(CircuitBreakerStorage):
     @property
     def state(self) -> str:
         """``closed``, ``open`` (also for isolated) or ``half-open``."""
-        return self.circuit.reading().state
+        return self.circuit.state
 
     @state.setter
     def state(self, state: str) -> None:

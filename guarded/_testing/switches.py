@@ -6,7 +6,6 @@ that run already go on as they began.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -18,7 +17,6 @@ from guarded._testing.selection import Selection, Target
 
 if TYPE_CHECKING:
     from guarded._core.chain import Chain
-    from guarded.policies._circuit.core import CircuitCore
     from guarded.policies.circuit import Circuit
 
 Forced: TypeAlias = Literal["closed", "open", "half-open", "isolated"]
@@ -86,6 +84,9 @@ def force(circuit: Circuit | str, state: Forced) -> Iterator[Circuit]:
     its time is over; use ``"isolated"`` for one that stays shut. What calls in flight at either end of the block
     come to is counted nowhere. Listeners and events are told both changes.
 
+    Of a circuit in a store, this process decides by itself inside the block: the store is neither asked nor changed,
+    and other processes notice nothing. A call that began before the block is counted there.
+
     Raises:
         ValueError: no such state.
         PolicyNotFound, TypeError: no such circuit.
@@ -98,13 +99,9 @@ def force(circuit: Circuit | str, state: Forced) -> Iterator[Circuit]:
     if not isinstance(policy, CircuitPolicy):
         raise TypeError(f"{policy!r} is no circuit")
 
-    def begin(core: CircuitCore, now: int) -> CircuitCore:
-        before = copy.copy(core)
-        core.begin(state, now)
-        return before
-
-    before = policy.local.intervene(begin)
+    local = policy.local
+    before = local.force(state)
     try:
         yield policy
     finally:
-        policy.local.intervene(lambda core, now: core.go_back(before))
+        local.unforce(before)

@@ -11,18 +11,18 @@ from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from guarded._core import clock
-from guarded._core.call import Call, Stream, current, out_of_time
+from guarded._core.call import Call, current
 from guarded._core.durations import Duration, format_duration
 from guarded._core.factory import factory
-from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
+from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
-from guarded.policies._circuit.judge import Judge
 from guarded.policies._circuit.local import CircuitSnapshot, LocalCircuit
 from guarded.policies._circuit.options import CircuitOptions
-from guarded.policies._circuit.terms import DISABLED, ISOLATED, NEUTRAL, SUCCESS, Outcome, Permit, State
+from guarded.policies._circuit.register import adopt_breaker, breaker_of, hand_over_breaker
+from guarded.policies._circuit.shells import async_shell, async_stream_shell, stream_shell, sync_shell
+from guarded.policies._circuit.terms import DISABLED, ISOLATED, Permit, State
 from guarded.policies._matching import Matches
 from guarded.policies._store_option import WhenStoreFails
 
@@ -31,108 +31,6 @@ if TYPE_CHECKING:
     from guarded.policies._circuit.stored import StoredCircuit
 
 __all__ = ["Circuit", "CircuitOptions", "CircuitSnapshot", "circuit"]
-
-
-def _sync_shell(circuit: Circuit, proceed: SyncNext) -> SyncNext:
-    local, succeed, admit, finish = circuit.local, circuit.local.succeed, circuit.admit, circuit.finish
-
-    def watched(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        permit = admit(call, fn, args, kwargs)
-        if permit is None:
-            return proceed(call, fn, args, kwargs)
-        token = None if call.deadline is None else call.token
-        # A deadline in thread mode leaves a blocked thread behind; its token is how we hear of it.
-        registration = None if token is None else token.on_cancel(lambda: circuit.left_behind(call, permit))
-        try:
-            result = proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            finish(call, permit, error)
-            raise
-        finally:
-            if registration is not None:
-                registration.close()
-        finish(call, permit, None)
-        return result
-
-    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        passing = local.passing
-        if passing is None or call.token is not None:
-            return watched(call, fn, args, kwargs)
-        started = None if call.deadline is None else clock.monotonic_ns()
-        try:
-            result = proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            finish(call, Permit(passing, started), error)
-            raise
-        if local.calm != passing:
-            succeed(call, passing, started)
-        return result
-
-    return shell
-
-
-def _stream_shell(circuit: Circuit, proceed: SyncNext) -> SyncNext:
-    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        permit = circuit.admit(call, fn, args, kwargs)
-        if permit is None:
-            return proceed(call, fn, args, kwargs)
-        try:
-            first = proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            circuit.finish(call, permit, error)
-            raise
-        circuit.finish_later(call, permit)
-        return first
-
-    return shell
-
-
-def _async_shell(circuit: Circuit, proceed: AsyncNext) -> AsyncNext:
-    local, succeed, admit, finish = circuit.local, circuit.local.succeed, circuit.admit, circuit.finish
-
-    async def watched(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        permit = admit(call, fn, args, kwargs)
-        if permit is None:
-            return await proceed(call, fn, args, kwargs)
-        try:
-            result = await proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            finish(call, permit, error)
-            raise
-        finish(call, permit, None)
-        return result
-
-    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        passing = local.passing
-        if passing is None:
-            return await watched(call, fn, args, kwargs)
-        started = None if call.deadline is None else clock.monotonic_ns()
-        try:
-            result = await proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            finish(call, Permit(passing, started), error)
-            raise
-        if local.calm != passing:
-            succeed(call, passing, started)
-        return result
-
-    return shell
-
-
-def _async_stream_shell(circuit: Circuit, proceed: AsyncNext) -> AsyncNext:
-    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        permit = circuit.admit(call, fn, args, kwargs)
-        if permit is None:
-            return await proceed(call, fn, args, kwargs)
-        try:
-            first = await proceed(call, fn, args, kwargs)
-        except BaseException as error:
-            circuit.finish(call, permit, error)
-            raise
-        circuit.finish_later(call, permit)
-        return first
-
-    return shell
 
 
 class _Entered:
@@ -153,7 +51,8 @@ _entered: ContextVar[_Entered | None] = ContextVar("guarded_circuit_entered", de
 class Circuit(Policy[CircuitOptions]):
     """A circuit breaker to put on callables, or around a block: ``with gateway:`` and ``async with gateway:``.
 
-    All callables under one circuit share its state, threads and event loops alike.
+    All callables under one circuit share its state, threads and event loops alike; with a store, all processes do. Then
+    acts by hand raise StoreError when the store cannot be told: they hold in this process only, while the store is away.
     """
 
     kind = "circuit"
@@ -164,10 +63,8 @@ class Circuit(Policy[CircuitOptions]):
 
     def _settle_down(self) -> None:
         """Have the state where the options say, as a new circuit's."""
-        options = self.options
-        self.stored = None if options.store is None else self._in_store()
-        self.local = self.stored or LocalCircuit(self, options.rules)
-        self.judge = Judge(options, self.local.excludes)
+        self.stored = None if self.options.store is None else self._in_store()
+        self.local = self.stored or LocalCircuit(self)
 
     def _in_store(self) -> StoredCircuit:
         from guarded.policies._circuit.stored import StoredCircuit  # only where there is a store
@@ -185,7 +82,7 @@ class Circuit(Policy[CircuitOptions]):
     @property
     def breaker(self) -> RegisteredBreaker:
         """The pybreaker register: shows this state, calls its listeners, and its acts act on this circuit."""
-        return self.local.breaker()
+        return breaker_of(self.local)
 
     def snapshot(self) -> CircuitSnapshot:
         """State and figures now."""
@@ -209,7 +106,7 @@ class Circuit(Policy[CircuitOptions]):
 
     def enable(self) -> None:
         """Undo `disable`: closed, with nothing counted. Nothing happens when it is not disabled."""
-        if self.state == DISABLED:
+        if self.snapshot().state == DISABLED:
             self.local.restart()
 
     def reconfigure(self, options: CircuitOptions) -> None:
@@ -217,59 +114,25 @@ class Circuit(Policy[CircuitOptions]):
         before = self.options
         super().reconfigure(options)
         if (before.store, before.when_store_fails) != (options.store, options.when_store_fails):
+            former = self.local
             self._settle_down()
-            return
-        self.judge = Judge(options, self.local.excludes)
-        self.local.revise(options.rules)
+            hand_over_breaker(former, self.local)
+        else:
+            self.local.revise()
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
         """Admit, run, count; a stream is counted at its end."""
-        return _stream_shell(self, proceed) if site.is_stream else _sync_shell(self, proceed)
+        return stream_shell(self.local, proceed) if site.is_stream else sync_shell(self.local, proceed)
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """Admit, run, count; a stream is counted at its end."""
         if self.stored is not None:
-            return self.stored.async_shell(self, proceed, site)
-        return _async_stream_shell(self, proceed) if site.is_stream else _async_shell(self, proceed)
-
-    def admit(self, call: Call, fn: Fn | None, args: Args, kwargs: Kwargs) -> Permit | None:
-        """A permit, or CircuitOpen raised; None lets an uncounted call through where nothing is enforced."""
-        permit = self.local.admit(call, enforce=self.options.enforce)
-        if fn is not None and permit is not None:
-            self.tell_call(fn, args, kwargs)
-        return permit
-
-    def tell_call(self, fn: Fn, args: Args, kwargs: Kwargs) -> None:
-        """Tell the listeners of the register that a call begins."""
-        heard = self.local.heard
-        if heard is not None:
-            heard.tell_call(fn, args, kwargs)
-
-    def finish(self, call: Call, permit: Permit, error: BaseException | None) -> None:
-        """Count how a call ended; what a predicate raises comes out, with the call left uncounted."""
-        outcome: Outcome = SUCCESS
-        reason = error
-        if error is not None:
-            try:
-                outcome, reason = self.judge(call, permit, error)
-            except BaseException:
-                self.local.settle(call, permit, NEUTRAL, None)
-                raise
-        self.local.settle(call, permit, outcome, reason)
-
-    def finish_later(self, call: Call, permit: Permit) -> None:
-        """A stream has given its first item; it is counted at its end, and as slow by what it took so far."""
-        self.local.answered(permit)
-        cast("Stream", call.stream).exits.append(lambda ended: self.finish(call, permit, ended))
-
-    def left_behind(self, call: Call, permit: Permit) -> None:
-        """The token of a running sync call has fired: if its time is up, its caller has left."""
-        if clock.monotonic() >= call.until:
-            self.finish(call, permit, out_of_time(call))
+            return self.stored.async_shell(proceed, site)
+        return async_stream_shell(self.local, proceed) if site.is_stream else async_shell(self.local, proceed)
 
     def __enter__(self) -> Circuit:
         call = self._block()
-        _entered.set(_Entered(self, call, self.admit(call, None, (), {}), _entered.get()))
+        _entered.set(_Entered(self, call, self.local.admit(call), _entered.get()))
         return self
 
     def _block(self) -> Call:
@@ -288,13 +151,13 @@ class Circuit(Policy[CircuitOptions]):
             raise RuntimeError(f"the with block of circuit {self.label!r} was left in another context or order")
         _entered.set(entered.outer)
         if entered.permit is not None:
-            self.finish(entered.call, entered.permit, error)
+            self.local.finish(entered.call, entered.permit, error)
 
     async def __aenter__(self) -> Circuit:
         if self.stored is None:
             return self.__enter__()
         call = self._block()
-        permit = await self.stored.admit_async(call, enforce=self.options.enforce)
+        permit = await self.stored.admit_async(call)
         _entered.set(_Entered(self, call, permit, _entered.get()))
         return self
 
@@ -365,8 +228,8 @@ def circuit(
         enforce: False only decides and reports what it would reject.
         store: where the state is kept: an address such as ``"redis://host:6379/0"``, or a store; None for this process.
             All processes that say the same name share the state.
-        when_store_fails: ``local`` goes on with a circuit of this process alone, ``open`` lets every call through,
-            ``closed`` raises StoreError.
+        when_store_fails: ``local`` goes on in this process alone, from the state that the store named last, ``open``
+            lets every call through, ``closed`` raises StoreError.
 
     Raises:
         ValueError: an option is wrong; all wrong ones are named.
@@ -389,5 +252,5 @@ def circuit(
     given = {option: value for option, value in locals().items() if option != "name"}
     policy = registry.intern(Circuit(CircuitOptions.checked(name, given), name=name))
     if breaker is not None:
-        policy.local.adopt(breaker)
+        adopt_breaker(policy.local, breaker)
     return policy

@@ -219,6 +219,14 @@ def test_isolate_and_reset(site: Site) -> None:
     assert gateway.state == "closed"
 
 
+def test_an_act_that_the_store_does_not_hear_of(site: Site) -> None:
+    """Whoever has pressed the button is told that it holds for one process only."""
+    circuit("gateway", store="redis://127.0.0.1:1")
+    status, problem = site.act("gateway", "isolate")
+    assert status == 503
+    assert "isolated in this process only" in problem["detail"]
+
+
 def test_no_act_without_the_token(site: Site) -> None:
     """The answer says so, and nothing changes."""
     gateway = circuit("gateway")

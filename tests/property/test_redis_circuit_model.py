@@ -114,7 +114,8 @@ class Both:
         trials = len(core.trials)
         if not core.changed_at:
             age = -1
-        assert told == Figures(core.state, age, core.failures, calls, failure_rate, slow_rate, trials, wait)
+        figures = (core.failures, calls, failure_rate, slow_rate, trials, core.successes, core.opening.failures)
+        assert told == Figures(core.state, age, *figures, wait)
 
     def same(self, state: str, changes: list[Change]) -> None:
         """State and changes agree."""

@@ -15,6 +15,9 @@ import guarded
 from guarded import CircuitOpen, circuit
 from guarded._core.virtual import VirtualTime
 from guarded.events import Event
+from guarded.events.bus import bus
+from guarded.policies._circuit.rejection import rejection_of
+from guarded.policies._circuit.terms import Change, Refusal
 from guarded.policies.circuit import Circuit
 from guarded.testing import capture, virtual_time
 
@@ -66,6 +69,35 @@ def test_the_rejection_says_what_why_and_how_long(time: VirtualTime) -> None:
     )
     assert caught.value.__cause__ is boom
     assert (caught.value.policy, caught.value.layer, caught.value.state) == ("gateway", "circuit", "open")
+
+
+@pytest.mark.parametrize(
+    ("opening", "words"),
+    [
+        (Change("open", "closed", "failures", 1), "after a failure with ConnectionError"),
+        (Change("open", "closed", "failures", 5), "after 5 failures in a row, the last with ConnectionError"),
+        (
+            Change("open", "closed", "failure_rate", 1, failure_rate=0.5),
+            "after 1 failure, 0.5 of the calls, the last with ConnectionError",
+        ),
+        (Change("open", "closed", "slow_rate", slow_rate=0.75), "after 0.75 of the calls were slow"),
+        (Change("open", "half-open", "trial failed", 1), "after a failed trial call with ConnectionError"),
+        (Change("open", "half-open", "trial slow"), "after a slow trial call"),
+        (Change("open", "closed", "by hand"), "after it was opened by hand"),
+    ],
+)
+def test_the_rejection_says_what_opened_it(opening: Change, words: str) -> None:
+    """In words, with the type of the failure where it was one; and what is to be waited for."""
+    cause = ConnectionError()
+    refused = Refusal("open", 2 * 10**9, 10**9, 0, opening)
+    assert str(rejection_of(refused, "c", cause)) == (
+        f"circuit 'c' has been open for 2s {words}; try again in 1s, or do without"
+    )
+    trials = Refusal("half-open", 2 * 10**9, None, 3, opening)
+    assert str(rejection_of(trials, "c", cause)) == (
+        f"circuit 'c' has been half-open for 2s {words}, and its 3 trial calls are still out; "
+        "try again when that has ended, or do without"
+    )
 
 
 def test_only_a_counted_failure_becomes_the_cause(time: VirtualTime) -> None:
@@ -215,3 +247,21 @@ def test_a_sink_may_use_the_circuit() -> None:
     with guarded.events.subscribe(sink):
         fail(run)
     assert gateway.state == "isolated"
+
+
+def test_an_interrupt_in_a_sink_does_not_silence_the_circuit() -> None:
+    """Ctrl-C, or a signal handler that raises, while a change is told: what comes after it is told all the same."""
+    gateway = circuit("gateway")
+    told: list[str] = []
+
+    def sink(event: Event) -> None:
+        told.append(event.name)
+        if len(told) == 1:
+            gateway.reset()
+            raise KeyboardInterrupt
+
+    with bus.subscribe(sink):
+        with pytest.raises(KeyboardInterrupt):
+            gateway.isolate()
+        gateway.isolate()
+    assert told == ["circuit.isolated", "circuit.closed", "circuit.isolated"]

@@ -62,6 +62,27 @@ def test_a_stream_is_counted_at_its_end(time: VirtualTime) -> None:
         next(items())
 
 
+def test_a_stream_that_fails_before_its_first_item(time: VirtualTime) -> None:
+    """There is nothing to wait for: it is counted at once."""
+    gateway = circuit("gateway", failures=2)
+
+    @gateway
+    def items() -> Iterator[int]:
+        raise ConnectionError
+        yield 1
+
+    @gateway
+    async def items_async() -> AsyncIterator[int]:
+        raise ConnectionError
+        yield 1
+
+    with pytest.raises(ConnectionError):
+        next(items())
+    with pytest.raises(ConnectionError):
+        asyncio.run(anext(items_async()))  # type: ignore[arg-type]
+    assert gateway.state == "open"
+
+
 @pytest.mark.parametrize("how", ["close", "throw", "drop"])
 def test_a_stream_left_by_its_consumer_is_neutral(time: VirtualTime, how: str) -> None:
     """Its trial place is free again."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from guarded._core.durations import Duration, parse_duration
 from guarded._core.registry import registry
+from guarded.errors import StoreError
 from guarded.events.redact import scrub_cached
 from guarded.integrations.dashboard._access import Access
 from guarded.integrations.dashboard._http import (
@@ -105,5 +106,8 @@ def _act(request: Request) -> Reply:
         return refusal(404, "There is no such policy.")
     if act not in _ACTS or found.kind != "circuit":
         return refusal(409, "Only circuits can be isolated and reset.")
-    getattr(found, act)()
+    try:
+        getattr(found, act)()
+    except StoreError as error:
+        return refusal(503, str(error))
     return json_reply({"policy": name, **found.live_state()})

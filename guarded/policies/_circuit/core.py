@@ -32,7 +32,6 @@ from guarded.policies._circuit.windows import ALWAYS, CallWindow, TimeWindow, Wi
 GROWTH: Final = 2
 """Each failed recovery multiplies the open time by this, up to ``max_reset_ns``."""
 
-
 _KEPT: Final = ("state", "changed_at", "open_ns", "opening", "in_a_row", "successes", "window")
 
 
@@ -284,14 +283,14 @@ class CircuitCore:
         else:
             self.move(CLOSED, now, "by hand")
 
-    def begin(self, state: State, now: int) -> None:
+    def begin(self, state: State, now: int, reason: str = "by hand") -> None:
         """Begin `state` anew, also where that is the state already."""
         if self.state == state:
             self.generation += 1
             self.changed_at = now
             self._forget()
         else:
-            self.move(state, now, "by hand")
+            self.move(state, now, reason)
 
     def go_back(self, before: CircuitCore) -> None:
         """Be what `before`, a copy, was; the calls in flight belong to neither."""

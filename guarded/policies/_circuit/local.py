@@ -1,38 +1,38 @@
-"""The state of one circuit in this process: the core under a lock, and what has to be told outside of it.
+"""The state of one circuit in this process: the core under a lock, and the telling outside of it.
 
-Changes of state are told (events, then the listeners of the pybreaker register) after the lock is released, in the
-order in which they came about, by one thread at a time. A shared store takes this module's place: it gives the same
-answers to `admit` and `settle`.
+A call is admitted, runs, and is finished: what its end means is judged outside of the lock, and counted under it. A
+store takes the place of the core in `stored`, which answers the same questions.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from guarded._core import clock
-from guarded._core.breaker import Reading, RegisteredBreaker, adopt, make
-from guarded._core.call import Call
+from guarded._core.breaker import Reading
+from guarded._core.call import Call, Stream, out_of_time
 from guarded._core.fork import after_fork
 from guarded._core.monitor import Monitor
-from guarded.events.bus import Labelled, bus
+from guarded._core.policy import Args, Fn, Kwargs, Policy
 from guarded.policies._circuit.core import CircuitCore
-from guarded.policies._circuit.rejection import let_go_of_older, rejection_of, why
+from guarded.policies._circuit.judge import Judge
+from guarded.policies._circuit.options import CircuitOptions
+from guarded.policies._circuit.rejection import let_go_of_older
+from guarded.policies._circuit.telling import Teller, registered
 from guarded.policies._circuit.terms import (
     CLOSED,
     DISABLED,
     FAILURE,
-    HALF_OPEN,
-    ISOLATED,
+    NEUTRAL,
     OPEN,
     SUCCESS,
-    Change,
     Outcome,
     Permit,
-    Refusal,
     Rules,
     State,
 )
@@ -41,15 +41,6 @@ T = TypeVar("T")
 
 _NS: Final = 1_000_000_000
 _BATCH: Final = 256  # so many successes are counted together
-_NEVER: Final = 2**31 - 1  # fail_max of the register where failures are not counted in a row
-_REGISTERED: Final = {ISOLATED: OPEN, DISABLED: CLOSED}  # pybreaker knows neither
-_EVENTS: Final = {
-    CLOSED: "circuit.closed",
-    DISABLED: "circuit.closed",
-    OPEN: "circuit.opened",
-    HALF_OPEN: "circuit.half_opened",
-    ISOLATED: "circuit.isolated",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,74 +70,61 @@ class CircuitSnapshot:
 
 
 class LocalCircuit(Monitor):
-    """Admits calls, counts how they end, and tells who wants to know.
+    """Admits calls, counts how they end, and has told who wants to know.
 
     Attributes:
+        policy: whose state this is.
+        teller: what tells of it.
         passing: the generation, while all calls are admitted without asking; else None. Read without the lock.
         calm: the generation, while passing and a success would change nothing; else None. Read without the lock.
-        heard: the register, while anybody listens to it.
     """
 
     __slots__ = (
         "__weakref__",
-        "_breaker",
         "_cause",
         "_core",
-        "_pending",
-        "_policy",
+        "_judge",
         "_quick",
         "_quick_until",
-        "_telling",
         "calm",
-        "heard",
         "passing",
+        "policy",
+        "teller",
     )
 
-    def __init__(self, policy: Labelled, rules: Rules) -> None:
+    def __init__(self, policy: Policy[CircuitOptions]) -> None:
         super().__init__()
-        self._policy = policy
-        self._core = CircuitCore(rules)
-        self._pending: deque[tuple[Change, Call | None, BaseException | None]] = deque()
-        self._telling = False
+        self.policy = policy
+        self.teller = Teller(policy)
+        self._core = CircuitCore(policy.options.rules)
+        self._judge = Judge(policy.options, self._excludes)
         self._cause: BaseException | None = None
-        self._breaker: RegisteredBreaker | None = None
         self._quick: deque[int] = deque()  # when calls succeeded that are not counted yet; one deque per generation
-        self.heard: RegisteredBreaker | None = None
         self.passing: int | None = None
         self._update(None)
         after_fork(self, LocalCircuit._forget_calls)
 
     # Calls
 
-    def admit(self, call: Call, *, enforce: bool) -> Permit | None:
-        """Let a call through or raise CircuitOpen; where nothing is enforced, None for one that is not counted."""
+    def admit_call(self, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Permit | None:
+        """Like `admit`, and tell the listeners of the register that a call begins."""
+        permit = self.admit(call)
+        if permit is not None:
+            self.teller.tell_call(fn, args, kwargs)
+        return permit
+
+    def admit(self, call: Call) -> Permit | None:
+        """A permit, or CircuitOpen raised; None lets an uncounted call through where nothing is enforced."""
         with self, self._lock:
             self._catch_up(call)
             answer = self._core.admit(clock.monotonic_ns())
             cause = self._cause
             if self._core.changes:
                 self._update(call)
-        self._tell()
         if isinstance(answer, Permit):
             return answer
-        self.reject(call, answer, cause, enforce=enforce)
+        self.teller.refuse(call, answer, cause)
         return None
-
-    def reject(self, call: Call, answer: Refusal, cause: BaseException | None, *, enforce: bool) -> None:
-        """Tell of a refused call, and raise CircuitOpen where that is enforced."""
-        rejection = rejection_of(answer, self._policy.label, cause)
-        bus.emit(
-            "circuit.rejected",
-            call,
-            self._policy,
-            state=answer.state,
-            reason=why(answer) if enforce else f"{why(answer)}, not enforced",
-            retry_after=rejection.retry_after,
-            active=answer.trials,
-            cause=cause,
-        )
-        if enforce:
-            raise rejection
 
     def succeed(self, call: Call, generation: int, started: int | None) -> None:
         """Count the success of a call that was let through while `passing` was `generation`."""
@@ -157,9 +135,36 @@ class LocalCircuit(Monitor):
                 return
             with self, self._lock:
                 self._catch_up(call)
-            self._tell()
         else:
             self.settle(call, Permit(generation, started), SUCCESS, None)
+
+    def finish(self, call: Call, permit: Permit, error: BaseException | None) -> None:
+        """Count how a call ended; what a predicate raises comes out, with the call left uncounted."""
+        outcome: Outcome = SUCCESS
+        if error is not None:
+            try:
+                outcome, error = self._judged(call, permit, error)
+            except BaseException:
+                self.settle(call, permit, NEUTRAL, None)
+                raise
+        self.settle(call, permit, outcome, error)
+
+    def _judged(self, call: Call, permit: Permit, error: BaseException) -> tuple[Outcome, BaseException]:
+        """The outcome that an error means, and the error to give as its reason."""
+        outcome, error = self._judge(call, permit, error)
+        if outcome == FAILURE:
+            let_go_of_older(error, self.policy.label)
+        return outcome, error
+
+    def finish_later(self, call: Call, permit: Permit) -> None:
+        """A stream has given its first item; it is counted at its end, and as slow by what it took so far."""
+        cast("Stream", call.stream).exits.append(lambda ended: self.finish(call, permit, ended))
+        self.answered(permit)
+
+    def left_behind(self, call: Call, permit: Permit) -> None:
+        """The token of a running sync call has fired: if its time is up, its caller has left."""
+        if clock.monotonic() >= call.until:
+            self.finish(call, permit, out_of_time(call))
 
     def answered(self, permit: Permit) -> None:
         """A stream has given its first item."""
@@ -167,9 +172,7 @@ class LocalCircuit(Monitor):
             self._core.answered(permit, clock.monotonic_ns())
 
     def settle(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None) -> None:
-        """Count how a call ended."""
-        if error is not None and outcome == FAILURE:
-            let_go_of_older(error, self._policy.label)
+        """Count an outcome."""
         end = (call, permit, outcome, error)
         if self._owned():
             self._inbox.append(end)  # a finalizer, in the middle of a decision of this thread
@@ -177,7 +180,6 @@ class LocalCircuit(Monitor):
         with self, self._lock:
             self._catch_up(call)
             self._handle(end)
-        self._tell()
 
     def _catch_up(self, call: Call | None) -> None:
         """Under the lock: count what has been put off."""
@@ -192,27 +194,50 @@ class LocalCircuit(Monitor):
         call, permit, outcome, error = message
         core, now = self._core, clock.monotonic_ns()
         count = core.settle(permit, outcome, now)
-        if count == "counted" and outcome == FAILURE:
-            self._cause = error
+        if count == "counted":
+            if outcome == FAILURE:
+                self._cause = error
+            if self.teller.heard is not None:
+                self._outgoing.append(partial(self.teller.tell_result, error if outcome == FAILURE else None))
+        elif count == "late":
+            ran = None if permit.started is None else now - permit.started
+            self._outgoing.append(partial(self.teller.tell_late, call, core.state, outcome, ran, error))
         if core.changes or outcome != SUCCESS or core.passing:  # else it changes nothing that others look at
             self._update(call)
-        if count == "counted" and self.heard is not None:
-            self._outgoing.append(partial(self.heard.tell_result, error if outcome == FAILURE else None))
-        elif count == "late":
-            self._outgoing.append(partial(self.tell_late, call, permit, outcome, error, now))
 
-    def tell_late(self, call: Call, permit: Permit, outcome: Outcome, error: BaseException | None, now: int) -> None:
-        """A result has come too late to be counted."""
-        duration = None if permit.started is None else max(0, now - permit.started) / _NS
-        bus.emit("circuit.late", call, self._policy, state=self.state, outcome=outcome, duration=duration, cause=error)
+    def _update(self, call: Call | None) -> None:
+        """Under the lock, after whatever the core did: have it told, and say anew who may pass."""
+        core, teller = self._core, self.teller
+        if core.changes:
+            for change in core.changes:
+                if change.reason == "by hand":
+                    self._cause = None
+                teller.add(change, call, self._cause)
+            core.changes.clear()
+            self._outgoing.append(teller.tell_changes)
+        if not core.failures and core.state in (CLOSED, DISABLED):
+            self._cause = None  # an exception keeps the frames it went through alive
+        unheard = teller.heard is None
+        passing = core.generation if unheard and core.passing else None
+        if passing != self.passing:
+            self.passing = None  # first, or a call of the generation before could still use the new deque
+            self._quick = deque()
+        self._quick_until = core.quick_until if unheard else 0
+        self.calm = passing if core.calm else None
+        self.passing = passing
 
     def _carry_out(self, decision: Callable[[], object]) -> None:
         decision()
 
+    def _excludes(self, error: Exception) -> bool:
+        """Whether the register has an exclusion that means `error`."""
+        breaker = self.teller.breaker
+        return breaker is not None and not breaker.is_system_error(error)
+
     def _forget_calls(self) -> None:
         """A forked child: the calls in flight, and whoever held the lock, are in the parent."""
         Monitor.__init__(self)
-        self._telling = False
+        self.teller.forget()
         self._core.forget_calls()
 
     # State
@@ -237,7 +262,7 @@ class LocalCircuit(Monitor):
                 window.move(now)
             failure_rate, slow_rate = core.rates()
             age = max(0, now - core.changed_at)
-            snapshot = CircuitSnapshot(
+            return CircuitSnapshot(
                 state=core.state,
                 since=age / _NS if core.generation else None,
                 failures=core.failures,
@@ -247,8 +272,20 @@ class LocalCircuit(Monitor):
                 trials=len(core.trials),
                 retry_after=max(0, core.open_ns - age) / _NS if core.state == OPEN else None,
             )
-        self._tell()
-        return snapshot
+
+    def reading(self) -> Reading:
+        """The counters that a pybreaker register of this circuit shows."""
+
+        def read(core: CircuitCore, now: int) -> Reading:
+            failures = core.failures if core.state == CLOSED else core.opening.failures
+            since = clock.wall() - max(0, now - core.changed_at) / _NS
+            return Reading(failures, core.successes, since if registered(core.state) == OPEN else None)
+
+        return self.intervene(read)
+
+    def count(self, *, failed: bool) -> None:
+        """Count the result of a call that nobody asked this circuit about."""
+        self.intervene(lambda core, now: core.count(now, failed=failed))
 
     def move(self, state: State) -> None:
         """Change the state by hand."""
@@ -258,138 +295,30 @@ class LocalCircuit(Monitor):
         """Close the circuit from whatever state, and forget all that was counted."""
         self.intervene(CircuitCore.restart)
 
-    def revise(self, rules: Rules) -> None:
-        """Go on under other rules."""
-        self.intervene(lambda core, now: core.revise(rules))
+    def revise(self) -> None:
+        """Go on under the policy's options, which are others now."""
+        options = self.policy.options
+        self._judge = Judge(options, self._excludes)
+        self.intervene(lambda core, now: core.revise(options.rules))
+
+    def force(self, state: State) -> CircuitCore:
+        """Begin `state` anew; gives what `unforce` needs."""
+
+        def begin(core: CircuitCore, now: int) -> CircuitCore:
+            before = copy.copy(core)
+            core.begin(state, now)
+            return before
+
+        return self.intervene(begin)
+
+    def unforce(self, before: CircuitCore) -> None:
+        """Be what the circuit was when it was forced."""
+        self.intervene(lambda core, now: core.go_back(before))
 
     def intervene(self, act: Callable[[CircuitCore, int], T]) -> T:
-        """Do something to the core, given the time, and tell what came of it."""
+        """Do something to the core, given the time, and have told what came of it."""
         with self, self._lock:
             self._catch_up(None)
             result = act(self._core, clock.monotonic_ns())
             self._update(None)
-        self._tell()
         return result
-
-    # The pybreaker register
-
-    @property
-    def owner(self) -> str:
-        """Name of the circuit."""
-        return self._policy.label
-
-    def breaker(self) -> RegisteredBreaker:
-        """The register, made at first use."""
-        if self._breaker is None:
-            rules, fail_max = self.rules, self.rules.failures or _NEVER
-            made = make(self, fail_max=fail_max, reset_timeout=rules.reset_ns / _NS, half_open=rules.half_open)
-            with self, self._lock:
-                self._breaker = self._breaker or made
-        return self._breaker
-
-    def adopt(self, breaker: Any) -> None:
-        """Take over an existing pybreaker: its state, its listeners and its exclusions."""
-        if self._breaker is breaker:
-            return
-        state, failures, opened_at = breaker.current_state, breaker.fail_counter, breaker._state_storage.opened_at
-        registered = adopt(breaker, self)
-        age = 0.0 if opened_at is None else max(0.0, clock.wall() - opened_at.timestamp())
-        with self, self._lock:
-            self._breaker = registered
-            self._core.restore(state, clock.monotonic_ns(), age=round(age * _NS), in_a_row=failures)
-            self._update(None)
-        self.hear(bool(registered.listeners))
-
-    def act(self, state: State) -> None:
-        """What somebody did with the register; an isolated circuit is open for it, a disabled one closed."""
-        if _REGISTERED.get(self.state) != state:
-            self.move(state)
-
-    def hear(self, listens: bool) -> None:
-        """Whether anybody listens to the register has changed."""
-        with self, self._lock:
-            self._catch_up(None)
-            self.heard = self._breaker if listens else None
-            self._update(None)
-
-    def excludes(self, error: Exception) -> bool:
-        """Whether the register has an exclusion that means `error`."""
-        breaker = self._breaker
-        return breaker is not None and not breaker.is_system_error(error)
-
-    def reading(self) -> Reading:
-        """What the register shows."""
-        with self, self._lock:
-            self._catch_up(None)
-            core = self._core
-            state = _REGISTERED.get(core.state, core.state)
-            failures = core.failures if core.state == CLOSED else core.opening.failures
-            age = max(0, clock.monotonic_ns() - core.changed_at) / _NS
-            return Reading(state, failures, core.successes, clock.wall() - age if state == OPEN else None)
-
-    def count(self, *, failed: bool) -> None:
-        """Count the result of a call that went through pybreaker's own ``call``."""
-        self.intervene(lambda core, now: core.count(now, failed=failed))
-
-    # Telling
-
-    def _update(self, call: Call | None) -> None:
-        """Under the lock, after whatever the core did: note what there is to tell."""
-        core = self._core
-        for change in core.changes:
-            if change.reason == "by hand":
-                self._cause = None
-            self._pending.append((change, call, self._cause))
-        core.changes.clear()
-        if not core.failures and core.state in (CLOSED, DISABLED):
-            self._cause = None  # an exception keeps the frames it went through alive
-        unheard = self.heard is None
-        passing = core.generation if unheard and core.passing else None
-        if passing != self.passing:
-            self.passing = None  # first, or a call of the generation before could still use the new deque
-            self._quick = deque()
-        self._quick_until = core.quick_until if unheard else 0
-        self.calm = passing if core.calm else None
-        self.passing = passing
-
-    def _tell(self) -> None:
-        """Outside the lock: tell what there is to tell, unless another thread is at it."""
-        if not self._pending:
-            return
-        with self, self._lock:
-            if self._telling:
-                return
-            self._telling = True
-        try:
-            while (change := self._next()) is not None:
-                self.announce(*change)
-        except BaseException:  # KeyboardInterrupt in a sink: the next change tells the rest
-            self._telling = False
-            raise
-
-    def _next(self) -> tuple[Change, Call | None, BaseException | None] | None:
-        with self, self._lock:
-            if self._pending:
-                return self._pending.popleft()
-            self._telling = False  # while holding the lock: whoever adds another one now has to tell it
-            return None
-
-    def announce(self, change: Change, call: Call | None, cause: BaseException | None) -> None:
-        """Tell the bus and the register of a change."""
-        fields: dict[str, Any] = {"state": change.state, "previous": change.previous, "reason": change.reason}
-        if change.state == OPEN:
-            fields |= {
-                "failures": change.failures,
-                "failure_rate": change.failure_rate,
-                "slow_rate": change.slow_rate,
-                "retry_after": None if change.open_ns is None else change.open_ns / _NS,
-                "cause": cause,
-            }
-        elif change.state == HALF_OPEN:
-            fields["limit"] = self._core.rules.half_open
-        before = _REGISTERED.get(change.previous, change.previous)
-        after = _REGISTERED.get(change.state, change.state)
-        if before != after or change.state == ISOLATED:
-            bus.emit(_EVENTS[change.state], call, self._policy, **fields)
-        if before != after and self._breaker is not None:
-            self._breaker.tell_change(after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from guarded._core.breaker import CircuitOpen
@@ -45,15 +44,15 @@ def _message(name: str, refusal: Refusal, cause: BaseException | None) -> str:
     age = format_duration(refusal.age / _NS)
     if refusal.state == ISOLATED:
         return f"circuit {name!r} has been isolated by hand for {age}; reset() lets calls through again"
-    seen = _seen(refusal.opening)
-    last = "" if cause is None else f", the last with {_named(cause)}"
+    seen = _seen(refusal.opening, cause)
     if refusal.state == HALF_OPEN:
+        out = "its trial call is" if refusal.trials == 1 else f"its {refusal.trials} trial calls are"
         return (
-            f"circuit {name!r} has been half-open for {age} and all its {refusal.trials} trial calls are out, "
-            f"after {seen}{last}; try again when they have ended, or do without"
+            f"circuit {name!r} has been half-open for {age} after {seen}, and {out} still out; "
+            "try again when that has ended, or do without"
         )
     wait = format_duration((refusal.retry_ns or 0) / _NS)
-    return f"circuit {name!r} has been open for {age} after {seen}{last}; try again in {wait}, or do without"
+    return f"circuit {name!r} has been open for {age} after {seen}; try again in {wait}, or do without"
 
 
 def _named(cause: BaseException) -> str:
@@ -61,13 +60,20 @@ def _named(cause: BaseException) -> str:
     return str(cause) if isinstance(cause, FailedResponse) else type(cause).__qualname__
 
 
-def _seen(opening: Change) -> str:
+def _seen(opening: Change, cause: BaseException | None) -> str:
     """What opened the circuit, in words."""
-    words: dict[str, Callable[[], str]] = {
-        "failures": lambda: f"{opening.failures} failures in a row",
-        "failure_rate": lambda: f"{opening.failures} failures, {opening.failure_rate or 0:.2g} of the calls",
-        "slow_rate": lambda: f"{opening.slow_rate or 0:.2g} of the calls were slow",
-        "trial failed": lambda: "a failed trial call",
-        "trial slow": lambda: "a slow trial call",
-    }
-    return words[opening.reason]() if opening.reason in words else "it was opened by hand"
+    reason, count = opening.reason, opening.failures
+    named = "" if cause is None else f" with {_named(cause)}"
+    last = f", the last{named}" if named else ""
+    if reason == "failures":
+        return f"a failure{named}" if count == 1 else f"{count} failures in a row{last}"
+    if reason == "failure_rate":
+        return f"{count} failure{'s' if count != 1 else ''}, {opening.failure_rate or 0:.2g} of the calls{last}"
+    if reason == "trial failed":
+        return f"a failed trial call{named}"
+    if reason == "slow_rate":
+        return f"{opening.slow_rate or 0:.2g} of the calls were slow"
+    return {
+        "trial slow": "a slow trial call",
+        "last known": "the store, which cannot be asked now, said so",
+    }.get(reason, "it was opened by hand")

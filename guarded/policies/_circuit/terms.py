@@ -86,7 +86,7 @@ class Change:
 
     Attributes:
         reason: which rule was broken (``failures``, ``failure_rate``, ``slow_rate``), ``trial failed``, ``trial slow``,
-            ``time is up``, ``recovered``, or ``by hand``.
+            ``time is up``, ``recovered``, ``by hand``, or ``last known`` from a store that cannot be asked now.
         failures: in a row, or in the window where there is a failure rate.
         failure_rate, slow_rate: shares in the window; None without one.
         open_ns: how long the circuit will be open; None when it is not, or has no end.

@@ -128,7 +128,16 @@ def _settlement(reply: Any) -> Settlement:
 
 
 def _figures(reply: Any) -> Figures:
-    age, failures, calls, failure_rate, slow_rate, trials, wait = reply[0]
-    state: Any = reply[1].decode()
-    age_ns = -1 if age < 0 else age * _NS
-    return Figures(state, age_ns, failures, calls, float(failure_rate), float(slow_rate), trials, _ns(wait))
+    age, failures, calls, failure_rate, slow_rate, trials, wait, successes, opened_by = reply[0]
+    return Figures(
+        state=reply[1].decode(),
+        age=-1 if age < 0 else age * _NS,
+        failures=failures,
+        calls=calls,
+        failure_rate=float(failure_rate),
+        slow_rate=float(slow_rate),
+        trials=trials,
+        successes=successes,
+        opened_by=opened_by,
+        retry_ns=_ns(wait),
+    )

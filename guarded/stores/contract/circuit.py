@@ -41,7 +41,15 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A circuit at one moment; `retry_ns` is None where nobody can know, or where calls pass."""
+    """A circuit at one moment.
+
+    Attributes:
+        age: how long it has been in `state`; -1 before the first change.
+        failures: in the window where there is a failure rate, else in a row.
+        opened_by: failures at its latest opening.
+        successes: trials that have succeeded.
+        retry_ns: when exactly a call will be admitted; None where nobody can know, or where calls pass.
+    """
 
     state: State
     age: int
@@ -50,6 +58,8 @@ class Figures:
     failure_rate: float
     slow_rate: float
     trials: int
+    successes: int
+    opened_by: int
     retry_ns: int | None
 
 

@@ -13,7 +13,8 @@
 --       us it will be open}, numbers that do not apply -1; the step gives
 --       admit: {1, generation, serial}, or {0, us in this state, us until a call is let through, trials out, and reason,
 --       failures and rates of the opening};   settle: counted, late or ignored;   answered: 1 when it is counted
---       look: {us in this state or -1, failures, calls, failure rate, slow rate, trials out, us until let through}
+--       look: {us in this state or -1, failures, calls, failure rate, slow rate, trials out, us until let through or -1,
+--       trials that succeeded, failures of the latest opening}
 --
 -- Times are microseconds of the server's clock. Each change begins a new generation and empties the rest.
 
@@ -258,7 +259,7 @@ local function look()
   local age = math.max(0, now - state.changed)
   local wait = state.state == 'open' and math.max(0, state.open - age) or -1
   return {state.moved == 1 and age or -1, failures(), state.calls, text(failure_rate), text(slow_rate),
-    redis.call('ZCARD', trials), wait}
+    redis.call('ZCARD', trials), wait, state.successes, state.failures}
 end
 
 local steps = {admit = admit, settle = settle, answered = answered, move = by_hand, look = look}
