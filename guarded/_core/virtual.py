@@ -47,7 +47,7 @@ class _Timer:
 
     def fire(self) -> None:
         if not self.done:
-            self.done: bool = True
+            self.done = True
             self._fire()
 
 

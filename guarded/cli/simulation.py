@@ -156,7 +156,7 @@ class Service:
         self.requests += 1
         self.count(self.series.requests)
         self.running += 1
-        self.peak: int = max(self.peak, self.running)
+        self.peak = max(self.peak, self.running)
         seconds = self._dice.uniform(*load.latency) * max(1.0, self.running / (load.capacity or inf))
         fails = self._dice.random() < load.failure
         clock.call_at(asyncio.get_running_loop(), clock.monotonic() + seconds, self._leave)  # also if nobody waits
