@@ -17,10 +17,10 @@ from collections.abc import (
     Iterable,
 )
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from guarded._batch.combinators import all_of, all_settled, any_of, gather_limit, race
-from guarded._batch.plan import Errors, plan_items
+from guarded._batch.plan import Errors, ItemsOptions, plan_items
 from guarded._batch.progress import OnProgress
 from guarded._batch.runs import gather, stream
 from guarded._batch.settled import Settled, settled_of
@@ -52,81 +52,27 @@ Items: TypeAlias = Iterable[T] | AsyncIterable[T]
 
 @overload
 def map_limit(  # type: ignore[overload-overlap]
-    fn: AsyncFn[T, R],
-    items: Items[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: AsyncFn[T, R], items: Items[T], *, errors: Literal["raise"] = "raise", **options: Unpack[ItemsOptions]
 ) -> Coroutine[Any, Any, list[R]]: ...
 @overload
 def map_limit(
-    fn: PlainFn[T, R],
-    items: Iterable[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: PlainFn[T, R], items: Iterable[T], *, errors: Literal["raise"] = "raise", **options: Unpack[ItemsOptions]
 ) -> list[R]: ...
 @overload
 def map_limit(
-    fn: PlainFn[T, R],
-    items: AsyncIterable[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: PlainFn[T, R], items: AsyncIterable[T], *, errors: Literal["raise"] = "raise", **options: Unpack[ItemsOptions]
 ) -> Coroutine[Any, Any, list[R]]: ...
 @overload
 def map_limit(  # type: ignore[overload-overlap]
-    fn: AsyncFn[T, R],
-    items: Items[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: AsyncFn[T, R], items: Items[T], *, errors: Literal["collect"], **options: Unpack[ItemsOptions]
 ) -> Coroutine[Any, Any, list[Settled[R]]]: ...
 @overload
 def map_limit(
-    fn: PlainFn[T, R],
-    items: Iterable[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: PlainFn[T, R], items: Iterable[T], *, errors: Literal["collect"], **options: Unpack[ItemsOptions]
 ) -> list[Settled[R]]: ...
 @overload
 def map_limit(
-    fn: PlainFn[T, R],
-    items: AsyncIterable[T],
-    *,
-    concurrency: int = 4,
-    window: int | None = None,
-    errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    fn: PlainFn[T, R], items: AsyncIterable[T], *, errors: Literal["collect"], **options: Unpack[ItemsOptions]
 ) -> Coroutine[Any, Any, list[Settled[R]]]: ...
 def map_limit(
     fn: Callable[..., Any],
@@ -198,84 +144,54 @@ def imap_limit(  # type: ignore[overload-overlap]
     fn: AsyncFn[T, R],
     items: Items[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> AsyncGenerator[R, None]: ...
 @overload
 def imap_limit(
     fn: PlainFn[T, R],
     items: Iterable[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> Generator[R, None, None]: ...
 @overload
 def imap_limit(
     fn: PlainFn[T, R],
     items: AsyncIterable[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> AsyncGenerator[R, None]: ...
 @overload
 def imap_limit(  # type: ignore[overload-overlap]
     fn: AsyncFn[T, R],
     items: Items[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> AsyncGenerator[Settled[R], None]: ...
 @overload
 def imap_limit(
     fn: PlainFn[T, R],
     items: Iterable[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> Generator[Settled[R], None, None]: ...
 @overload
 def imap_limit(
     fn: PlainFn[T, R],
     items: AsyncIterable[T],
     *,
-    concurrency: int = 4,
-    window: int | None = None,
     as_completed: bool = False,
     errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    **options: Unpack[ItemsOptions],
 ) -> AsyncGenerator[Settled[R], None]: ...
 def imap_limit(
     fn: Callable[..., Any],

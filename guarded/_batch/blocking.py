@@ -121,7 +121,12 @@ class ThreadBatch(Generic[R]):
             one_more = self._active < self._plan.concurrency
             self._active += one_more
         if one_more:
-            workers.start(Job(self._work, lambda late: None))
+            try:
+                workers.start(Job(self._work, lambda late: None))
+            except Exception:  # there are no more threads to be had
+                with self._lock:
+                    self._active -= 1
+                raise
 
     def _work(self) -> None:
         """Run items in a worker thread as long as there are any."""

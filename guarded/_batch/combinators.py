@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from guarded._batch.contest import AllOf, AllSettled, AnyOf, Contest, Race
 from guarded._batch.contest_runs import run_in_tasks, run_in_threads, runs_async
-from guarded._batch.plan import Errors, plan_thunks
+from guarded._batch.plan import CallsOptions, Errors, plan_thunks
 from guarded._batch.progress import OnProgress
 from guarded._batch.runs import gather
 from guarded._batch.settled import Settled
@@ -39,43 +39,19 @@ def _some(name: str, entrants: tuple[Any, ...]) -> None:
 
 @overload
 def gather_limit(  # type: ignore[overload-overlap]
-    *thunks: Callable[[], Awaitable[R]],
-    concurrency: int = 4,
-    errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    *thunks: Callable[[], Awaitable[R]], errors: Literal["raise"] = "raise", **options: Unpack[CallsOptions]
 ) -> Coroutine[Any, Any, list[R]]: ...
 @overload
 def gather_limit(
-    *thunks: Callable[[], R],
-    concurrency: int = 4,
-    errors: Literal["raise"] = "raise",
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    *thunks: Callable[[], R], errors: Literal["raise"] = "raise", **options: Unpack[CallsOptions]
 ) -> list[R]: ...
 @overload
 def gather_limit(  # type: ignore[overload-overlap]
-    *thunks: Callable[[], Awaitable[R]],
-    concurrency: int = 4,
-    errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    *thunks: Callable[[], Awaitable[R]], errors: Literal["collect"], **options: Unpack[CallsOptions]
 ) -> Coroutine[Any, Any, list[Settled[R]]]: ...
 @overload
 def gather_limit(
-    *thunks: Callable[[], R],
-    concurrency: int = 4,
-    errors: Literal["collect"],
-    progress: bool | None = None,
-    on_progress: OnProgress | None = None,
-    executor: Executor | None = None,
-    cancel: CancelToken | None = None,
+    *thunks: Callable[[], R], errors: Literal["collect"], **options: Unpack[CallsOptions]
 ) -> list[Settled[R]]: ...
 def gather_limit(
     *thunks: Callable[[], Any],

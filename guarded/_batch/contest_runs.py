@@ -145,7 +145,9 @@ class _ThreadRun:
     def __init__(self, contest: Contest[Any], fns: Sequence[Callable[[], Any]]) -> None:
         self._contest = contest
         self._fns = fns
-        self._lock = threading.Lock()  # guards the contest and the waiter
+        self._lock = threading.Lock()  # guards the contest and all that follows
+        self._running = 0  # entrants that have begun and not ended; not all begin where there are no more threads
+        self._leaving = False  # whether the waiter is for the end of those that run, and not for the answer
         self._waiter = ThreadWaiter()
         self._jobs: list[Job] = []
         self._caller, scope, self._token = _scope(contest.name)
@@ -157,6 +159,8 @@ class _ThreadRun:
             for index, fn in enumerate(self._fns):
                 job, work = in_worker(self._context.copy(), call_plainly, (contest.name, fn, ()))
                 self._jobs.append(job)
+                with self._lock:
+                    self._running += 1
                 work.add_done_callback(functools.partial(self._ended, index))
             while not contest.decided:
                 waiters.wait(self._caller, self._waiter, inf, contest.waiting)
@@ -179,18 +183,19 @@ class _ThreadRun:
         else:
             settled = failure(error, index) if isinstance(error, Exception) else None
         with self._lock:
+            self._running -= 1
             if settled is not None:
                 self._contest.take(settled)
             else:
-                self._contest.crash, self._contest.missing = error, self._contest.missing - 1
-            wakes = self._contest.decided
+                self._contest.crash = error
+            wakes = self._contest.decided or self._leaving
             waiter = self._waiter
         if wakes:
             waiter.wake()
 
     def _end(self) -> None:
         """Wait for the losers, within the patience; those that still run are left behind."""
-        if not self._contest.missing:
+        if not self._running:
             return
         self._token.cancel(DONE)
         until = clock.monotonic() + self._contest.patience
@@ -198,7 +203,8 @@ class _ThreadRun:
         while woken:
             with self._lock:
                 waiter = self._waiter = ThreadWaiter()
-                if not self._contest.missing:
+                self._leaving = True
+                if not self._running:
                     return
             woken = waiter.park(until)
         for job in self._jobs:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from guarded._batch.offload import close_unstarted
 from guarded._batch.progress import OnProgress, Reports
@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 Errors = Literal["raise", "collect"]
 Args = tuple[Any, ...]
+
+
+class CallsOptions(TypedDict, total=False):
+    """The options of every batch, beside `errors`, for type checkers; `map_limit` says what they mean."""
+
+    concurrency: int
+    progress: bool | None
+    on_progress: OnProgress | None
+    executor: Executor | None
+    cancel: CancelToken | None
+
+
+class ItemsOptions(CallsOptions, total=False):
+    """Those of a batch of many items."""
+
+    window: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def test_bounds_of_threads_hold_at_any_switch(seed: int) -> None:
 def test_a_token_from_another_thread_at_any_moment(seed: int) -> None:
     """The batch ends one way or the other, with every item that was pulled accounted for, and nothing running."""
     rng = random.Random(seed)
-    token, running = CancelToken(), [0]
+    token, lock, running = CancelToken(), threading.Lock(), 0
     pulled: list[int] = []
 
     def items() -> Iterator[int]:
@@ -151,11 +151,14 @@ def test_a_token_from_another_thread_at_any_moment(seed: int) -> None:
             yield item
 
     def body(item: int) -> int:
-        running[0] += 1
+        nonlocal running
+        with lock:
+            running += 1
         try:
             guarded.sleep(rng.random() * 0.001)
         finally:
-            running[0] -= 1
+            with lock:
+                running -= 1
         return item
 
     timer = threading.Timer(rng.random() * 0.05, token.cancel, args=("now",))
@@ -165,7 +168,7 @@ def test_a_token_from_another_thread_at_any_moment(seed: int) -> None:
     except guarded.Cancelled as error:
         outcomes = guarded.batch.settled_of(error)
     timer.join()
-    assert running == [0]
+    assert running == 0
     assert [settled.index for settled in outcomes] == list(range(len(outcomes)))
     assert len(outcomes) == len(pulled)
     assert all(settled.ok or settled.cancelled for settled in outcomes)

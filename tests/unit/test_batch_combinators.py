@@ -27,7 +27,7 @@ from guarded import (
     race,
     sleep,
 )
-from guarded._core.workers import workers
+from guarded._core.workers import _Worker, workers
 from guarded.batch import settled_of
 from guarded.testing import virtual_time
 
@@ -43,6 +43,7 @@ class Log:
     """What became of calls that take for ever."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.running = 0
         self.ended: list[str] = []
 
@@ -59,14 +60,16 @@ class Log:
         return "never"
 
     def hangs_in_a_thread(self) -> str:
-        self.running += 1
+        with self.lock:
+            self.running += 1
         try:
             sleep(3600)
         except Cancelled:
             self.ended.append("cancelled")
             raise
         finally:
-            self.running -= 1
+            with self.lock:
+                self.running -= 1
         return "never"
 
 
@@ -138,6 +141,24 @@ def test_all_of_threads_waits_for_bodies_that_cannot_stop() -> None:
     with pytest.raises(Expected):
         all_of(stubborn, breaks)
     assert ended == [True]
+
+
+@pytest.mark.parametrize("combine", COMBINATORS)
+def test_no_thread_to_be_had_is_an_error_and_no_hang(combine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own error comes out, when what did start has ended."""
+    log, started, start = Log(), [], _Worker.start
+    monkeypatch.setattr(workers, "_idle", [])
+
+    def limited(worker: _Worker) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(worker)
+        start(worker)
+
+    monkeypatch.setattr(_Worker, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        combine(log.hangs_in_a_thread, log.hangs_in_a_thread, log.hangs_in_a_thread)
+    assert (log.running, log.ended) == (0, ["cancelled"])
 
 
 def test_all_settled_raises_nothing() -> None:

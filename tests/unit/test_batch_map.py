@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,6 +28,7 @@ from guarded import (
     rate,
     remaining,
 )
+from guarded._core.workers import _Worker, workers
 from guarded.batch import settled_of
 from guarded.testing import virtual_time
 
@@ -627,20 +629,48 @@ def test_a_second_cancellation_during_the_clean_up() -> None:
 
 
 def test_fail_fast_waits_for_threads() -> None:
-    """A thread cannot be interrupted: the error comes when the last body has ended."""
-    running, go_on = Gauge(), threading.Event()
+    """A thread cannot be interrupted: the error comes when the last body has ended, and no other has begun."""
+    running, told = Gauge(), threading.Event()
 
     def fn(item: int) -> None:
         with running:
             if item == 0:
-                threading.Timer(0, go_on.set).start()
                 raise Expected
-            go_on.wait(10)
+            with suppress(Cancelled):
+                guarded.sleep(3600)
+            assert not told.wait(0.02)
 
     with pytest.raises(Expected):
         map_limit(fn, range(100), concurrency=3)
+    told.set()
     assert running.now == 0
-    assert running.total < 100
+    assert running.total <= 3
+
+
+def test_no_thread_to_be_had_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own error comes out, when what did start has ended; the next batch is as any."""
+    started, start, ended = [], _Worker.start, []
+    monkeypatch.setattr(workers, "_idle", [])
+
+    def limited(worker: _Worker) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(worker)
+        start(worker)
+
+    def fn(item: int) -> int:
+        with suppress(Cancelled):
+            guarded.sleep(3600)
+        ended.append(item)
+        return item
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Worker, "start", limited)
+        with pytest.raises(RuntimeError, match="can't start new thread") as caught:
+            map_limit(fn, range(10), concurrency=4)
+        assert sorted(ended) == [0, 1]
+        assert [settled.ok for settled in settled_of(caught.value)] == [True, True, False]
+    assert map_limit(abs, range(10)) == list(range(10))
 
 
 def test_ctrl_c_ends_a_batch_of_threads() -> None:
