@@ -52,7 +52,7 @@ class Circuit(Policy[CircuitOptions]):
     """A circuit breaker to put on callables, or around a block: ``with gateway:`` and ``async with gateway:``.
 
     All callables under one circuit share its state, threads and event loops alike; with a store, all processes do. Then
-    acts by hand raise StoreError when the store cannot be told: they hold in this process only, while the store is away.
+    acts by hand raise StoreError when the store cannot be told: they hold in this process, while the store is away.
     """
 
     kind = "circuit"

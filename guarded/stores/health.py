@@ -27,7 +27,7 @@ class Shortened(Exception):
 
 
 class Reported(Exception):
-    """A step could not be made, and the bus has heard of it."""
+    """A step could not be made, and the bus has heard of it; says why, in words that quote nothing."""
 
 
 class Health:
@@ -109,83 +109,86 @@ class Access:
         self.health: Health = health
         self.mode: str = mode
 
+    def step(self, call: Call | None, step: Callable[..., ReplyT], *args: Any) -> ReplyT:
+        """Make a step; raises `Reported` when it cannot be made, whatever the store raises."""
+        asked = self._may_ask()
+        try:
+            reply = step(*args)
+        except Exception as error:
+            raise self._failed(asked, call, error) from error
+        self.health.worked(asked, call, self._policy)
+        return reply
+
+    async def step_async(self, call: Call | None, step: Callable[..., Awaitable[ReplyT]], *args: Any) -> ReplyT:
+        """The same for the running task."""
+        asked = self._may_ask()
+        try:
+            reply = await step(*args)
+        except Exception as error:
+            raise self._failed(asked, call, error) from error
+        self.health.worked(asked, call, self._policy)
+        return reply
+
     def ask(self, call: Call, step: Callable[..., ReplyT], *args: Any) -> ReplyT | None:
         """Make a step; None when the policy has to do without, StoreError where it must not.
 
         Raises DeadlineExceeded or Cancelled when the call has no use for the answer.
         """
-        if call.deadline is not None or call.token is not None:
-            waiters.refuse_in_vain(call, self._during)
-        asked = self.health.may_ask()
-        if asked is None:
-            self._without(call, None)
-            return None
+        self._before(call)
         try:
-            reply = step(*args)
-        except Exception as error:
-            self._failed(asked, call, error)
-            return None
-        self.health.worked(asked, call, self._policy)
-        return reply
+            return self.step(call, step, *args)
+        except Reported as problem:
+            self._without(call, problem)
+        return None
 
     async def ask_async(self, call: Call, step: Callable[..., Awaitable[ReplyT]], *args: Any) -> ReplyT | None:
         """The same for the running task."""
-        if call.deadline is not None or call.token is not None:
-            waiters.refuse_in_vain(call, self._during)
-        asked = self.health.may_ask()
-        if asked is None:
-            self._without(call, None)
-            return None
+        self._before(call)
         try:
-            reply = await step(*args)
-        except Exception as error:
-            self._failed(asked, call, error)
-            return None
-        self.health.worked(asked, call, self._policy)
-        return reply
+            return await self.step_async(call, step, *args)
+        except Reported as problem:
+            self._without(call, problem)
+        return None
 
     def tell(self, step: Callable[..., ReplyT], *args: Any) -> ReplyT | None:
         """Make a step that is of no use to a call any more; None when that cannot be."""
-        asked = self.health.may_ask()
-        if asked is None:
-            return None
         try:
-            reply = step(*args)
-        except Exception as error:
-            self.health.failed(asked, None, self._policy, error, self.mode)
+            return self.step(None, step, *args)
+        except Reported:
             return None
-        self.health.worked(asked, None, self._policy)
-        return reply
 
     async def tell_async(self, step: Callable[..., Awaitable[ReplyT]], *args: Any) -> ReplyT | None:
         """The same for the running task."""
-        asked = self.health.may_ask()
-        if asked is None:
-            return None
         try:
-            reply = await step(*args)
-        except Exception as error:
-            self.health.failed(asked, None, self._policy, error, self.mode)
+            return await self.step_async(None, step, *args)
+        except Reported:
             return None
-        self.health.worked(asked, None, self._policy)
-        return reply
 
     @property
     def _during(self) -> str:
         return f"waiting for store {self.health.name!r}"
 
-    def _failed(self, asked: int, call: Call, error: Exception) -> None:
-        self.health.failed(asked, call, self._policy, error, self.mode)
-        if isinstance(error, Shortened) and clock.monotonic() >= call.until:
-            raise out_of_time(call, self._during) from None
-        self._without(call, error)
+    def _before(self, call: Call) -> None:
+        if call.deadline is not None or call.token is not None:
+            waiters.refuse_in_vain(call, self._during)
 
-    def _without(self, call: Call, error: Exception | None) -> None:
+    def _may_ask(self) -> int:
+        asked = self.health.may_ask()
+        if asked is None:
+            raise Reported("it has just failed and is not asked yet")
+        return asked
+
+    def _failed(self, asked: int, call: Call | None, error: Exception) -> Reported:
+        self.health.failed(asked, call, self._policy, error, self.mode)
+        return Reported(type(error).__name__)
+
+    def _without(self, call: Call, problem: Reported) -> None:
+        if isinstance(problem.__cause__, Shortened) and clock.monotonic() >= call.until:
+            raise out_of_time(call, self._during) from None
         if self.mode == "closed":
-            why = f": {type(error).__name__}" if error is not None else ""
             raise StoreError(
                 f"{call.function or 'call'}: store {self.health.name!r} of {self._policy.kind} {self._policy.label!r} "
-                f"cannot be used, so the call was not made{why}; bring it back, or use when_store_fails='local'",
+                f"cannot be used, so the call was not made: {problem}; bring it back, or use when_store_fails='local'",
                 policy=self._policy.label,
                 store=self.health.name,
             ) from None

@@ -97,10 +97,6 @@ class MemoryStore:
         """Like `complete`."""
         return self.complete(key, claim, payload)
 
-    async def renew_async(self, key: str, claim: Claim) -> bool:
-        """Like `renew`."""
-        return self.renew(key, claim)
-
     async def release_async(self, key: str, claim: Claim) -> bool:
         """Like `release`."""
         return self.release(key, claim)

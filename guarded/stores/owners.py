@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Final
 
-_process = os.urandom(12).hex()
-_count = itertools.count(1)
-
-
-def _new_process() -> None:
-    global _process
-    _process = os.urandom(12).hex()
+from guarded._core.fork import after_fork
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_process)
+class _Process:
+    """What this process begins its tokens with; a forked child is another one."""
+
+    def __init__(self) -> None:
+        self._renew()
+        after_fork(self, _Process._renew)
+
+    def _renew(self) -> None:
+        self.mark = os.urandom(12).hex()
+
+
+_process: Final = _Process()
+_count: Final = itertools.count(1)
 
 
 def new_owner() -> str:
     """A token of its own."""
-    return f"{_process}-{next(_count):x}"
+    return f"{_process.mark}-{next(_count):x}"

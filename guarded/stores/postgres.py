@@ -7,15 +7,15 @@ tables has it made before: `SETUP` is what makes it. Times are seconds.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from guarded._core.durations import Duration, parse_duration
+from guarded._core.durations import Duration
 from guarded.policies._idempotent import records
 from guarded.policies._idempotent.records import Record
-from guarded.stores import StoreProblem, open_store
+from guarded.stores import StoreProblem
+from guarded.stores._address import opened_again, public_name, read_times
 from guarded.stores._postgres.link import Link, Row, Value
 from guarded.stores.contract.idempotent import Claim, InThreads, Reply, Started
 from guarded.stores.health import PROBE, Health
@@ -94,10 +94,9 @@ class PostgresRecords(InThreads):
 
     durable = True
 
-    def __init__(self, store: PostgresStore) -> None:
-        self.name: str = store.name
-        self.health: Health = store.health
-        self._link = store.link
+    def __init__(self, link: Link, name: str) -> None:
+        self.name = name
+        self._link = link
 
     def begin(self, key: str, claim: Claim) -> Reply[bytes]:
         """See `IdempotentStore.begin`."""
@@ -161,26 +160,22 @@ class PostgresStore:
     """
 
     def __init__(self, url: str, *, timeout: Duration = TIMEOUT, probe: Duration = PROBE) -> None:
-        problems = []
-        given, seconds = {"timeout": timeout, "probe": probe}, dict(_DEFAULTS)
-        for option, value in given.items():
-            try:
-                seconds[option] = parse_duration(value, option=option)
-            except ValueError as error:
-                problems.append(str(error))
+        problems: list[str] = []
+        times = {"timeout": timeout, "probe": probe}
+        seconds = read_times(times, problems)
         if not url.startswith(("postgresql://", "postgres://")):
             problems.append("url: must begin with postgresql://")
         if problems:
             raise StoreProblem("store: " + "; ".join(problems))
         self.link: Link = Link(url, seconds["timeout"], _IF_MISSING)
-        self.name: str = _public(url)
+        self.name: str = public_name(url)
         self.health: Health = Health(self.name, seconds["probe"])
-        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
+        self._again = opened_again(url, times, _DEFAULTS)
 
     @cached_property
     def idempotent(self) -> PostgresRecords:
         """For `idempotent`."""
-        return PostgresRecords(self)
+        return PostgresRecords(self.link, self.name)
 
     def close(self) -> None:
         """Close the idle connections; the next step opens one again."""
@@ -191,9 +186,3 @@ class PostgresStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._again, ()
-
-
-def _public(url: str) -> str:
-    """The address without user, password and options."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

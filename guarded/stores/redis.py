@@ -6,12 +6,12 @@ sync client of redis-py, tasks its asyncio client, over the same scripts. Times 
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from guarded._core.durations import Duration, parse_duration
-from guarded.stores import StoreProblem, open_store
+from guarded._core.durations import Duration
+from guarded.stores import StoreProblem
+from guarded.stores._address import opened_again, public_name, read_times
 from guarded.stores._redis.link import Link
 from guarded.stores.health import PROBE, Health
 
@@ -51,14 +51,9 @@ class RedisStore:
         prefix: str = PREFIX,
         probe: Duration = PROBE,
     ) -> None:
-        given = {"timeout": timeout, "lease": lease, "prefix": prefix, "probe": probe}
-        seconds: dict[str, float] = {}
-        problems = []
-        for option, value in (("timeout", timeout), ("lease", lease), ("probe", probe)):
-            try:
-                seconds[option] = parse_duration(value, option=option)
-            except ValueError as error:
-                problems.append(str(error))
+        problems: list[str] = []
+        times = {"timeout": timeout, "lease": lease, "probe": probe}
+        seconds = read_times(times, problems)
         if not isinstance(prefix, str) or "{" in prefix or "}" in prefix:
             problems.append(f"prefix={prefix!r}: must be text without braces, which tell a cluster where keys live")
         link = None
@@ -71,9 +66,9 @@ class RedisStore:
         self.prefix = prefix
         self.lease = seconds["lease"]
         self.link = link
-        self.name = _public(url)
+        self.name = public_name(url)
         self.health = Health(self.name, seconds["probe"])
-        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
+        self._again = opened_again(url, {**times, "prefix": prefix}, _DEFAULTS)
 
     @cached_property
     def rates(self) -> RedisRates:
@@ -94,14 +89,14 @@ class RedisStore:
         """For `circuit`."""
         from guarded.stores._redis.circuits import RedisCircuits
 
-        return RedisCircuits(self)
+        return RedisCircuits(self.link, self.prefix)
 
     @cached_property
     def idempotent(self) -> RedisRecords:
         """For `idempotent`."""
         from guarded.stores._redis.records import RedisRecords
 
-        return RedisRecords(self)
+        return RedisRecords(self.link, self.prefix, self.name)
 
     def close(self) -> None:
         """Close the connections that threads have left; those of event loops end with their loop."""
@@ -121,11 +116,3 @@ _OTHER_NAMES = {"valkey": "redis", "valkeys": "rediss"}
 def _for_redis_py(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     return _OTHER_NAMES.get(scheme.lower(), scheme.lower()) + colon + rest
-
-
-def _public(url: str) -> str:
-    """The address without user, password and options."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{host}{port}{parts.path}"

@@ -8,11 +8,12 @@ from the others until it goes on or ends; they treat that as a failing store. Ti
 from __future__ import annotations
 
 import os
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from guarded._core.durations import Duration, parse_duration
-from guarded.stores import StoreProblem, open_store
+from guarded._core.durations import Duration
+from guarded.stores import StoreProblem
+from guarded.stores._address import opened_again, read_times
 from guarded.stores._sqlite.link import Link
 from guarded.stores.health import PROBE, Health
 
@@ -41,13 +42,9 @@ class SQLiteStore:
     """
 
     def __init__(self, url: str, *, timeout: Duration = TIMEOUT, probe: Duration = PROBE) -> None:
-        problems = []
-        given, seconds = {"timeout": timeout, "probe": probe}, dict(_DEFAULTS)
-        for option, value in given.items():
-            try:
-                seconds[option] = parse_duration(value, option=option)
-            except ValueError as error:
-                problems.append(str(error))
+        problems: list[str] = []
+        times = {"timeout": timeout, "probe": probe}
+        seconds = read_times(times, problems)
         path = url.removeprefix(_SCHEME)
         if path == url or not path or path == ":memory:" or path.endswith("/"):
             problems.append(f"url={url!r}: must name a file: sqlite:///relative/path or sqlite:////absolute/path")
@@ -56,7 +53,7 @@ class SQLiteStore:
         self.link: Link = Link(os.path.abspath(os.path.expanduser(path)), seconds["timeout"])
         self.name: str = f"{_SCHEME}{self.link.path}"
         self.health: Health = Health(self.name, seconds["probe"])
-        self._again = partial(open_store, url, **{k: v for k, v in given.items() if v != _DEFAULTS[k]})
+        self._again = opened_again(url, times, _DEFAULTS)
 
     @cached_property
     def rates(self) -> SQLiteRates:
@@ -70,7 +67,7 @@ class SQLiteStore:
         """For `idempotent`."""
         from guarded.stores._sqlite.records import SQLiteRecords
 
-        return SQLiteRecords(self)
+        return SQLiteRecords(self.link, self.name)
 
     def close(self) -> None:
         """Close the connection; the next step opens one again."""

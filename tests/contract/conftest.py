@@ -31,14 +31,14 @@ SERVERS = ("valkey", "redis_6_2")
 
 @dataclass
 class Face:
-    """One face of a store, called one way: ``face("take", …)`` is `take`, or `take_async` on a loop of its own."""
+    """One face of a store, called one way: ``face("take", …)`` is `take`, or `take_async`, if any, on its own loop."""
 
     target: Any
     mode: str
     name: str
 
     def __call__(self, step: str, *args: Any) -> Any:
-        if self.mode == "sync":
+        if self.mode == "sync" or not hasattr(self.target, f"{step}_async"):
             return getattr(self.target, step)(*args)
         return asyncio.run(self._later(step, args))
 

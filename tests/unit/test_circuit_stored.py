@@ -113,12 +113,6 @@ class Fleet:
     async def answered_async(self, *given: Any) -> Any:
         return await self._later(lambda: self.answered(*given))
 
-    async def move_async(self, *given: Any) -> Settlement:
-        return self.move(*given)
-
-    async def look_async(self, *given: Any) -> Figures:
-        return self.look(*given)
-
 
 @pytest.fixture
 def time() -> Iterator[VirtualTime]:

@@ -32,8 +32,6 @@ def test_both_faces_are_one_store() -> None:
         other = Claim("other", "mark", 5.0, 60.0)
         assert store.begin("k", CLAIM) == Started()
         assert await store.begin_async("k", other) == Running(float("inf"))
-        assert not await store.renew_async("k", other)
-        assert await store.renew_async("k", CLAIM)
         assert not await store.release_async("k", other)
         assert await store.complete_async("k", CLAIM, [1])
         assert not await store.complete_async("k", CLAIM, [2])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from guarded.policies._circuit.terms import OPEN, Change, Outcome, Refusal, Rules, State
-from guarded.stores._redis.link import Script, Word
+from guarded.stores._redis.link import Link, Script, Word
 from guarded.stores.contract.circuit import Admission, Figures, Let, Settlement
-
-if TYPE_CHECKING:
-    from guarded.stores.redis import RedisStore
 
 _NS = 1000  # in a microsecond
 _SCRIPT: Final = Script("circuit")
@@ -19,10 +16,9 @@ _SCRIPT: Final = Script("circuit")
 class RedisCircuits:
     """See `CircuitStore` for the methods."""
 
-    def __init__(self, store: RedisStore) -> None:
-        self._prefix = f"{store.prefix}circuit:"
-        self._link = store.link
-        self.name = store.name
+    def __init__(self, link: Link, prefix: str) -> None:
+        self._prefix = f"{prefix}circuit:"
+        self._link = link
 
     def admit(self, name: str, rules: Rules) -> Admission:
         """See `CircuitStore.admit`."""
@@ -52,17 +48,9 @@ class RedisCircuits:
         """See `CircuitStore.move`."""
         return _settlement(self._link.run(*self._step("move", name, rules, state or "")))
 
-    async def move_async(self, name: str, rules: Rules, state: State | None) -> Settlement:
-        """See `CircuitStore.move`."""
-        return _settlement(await self._link.run_async(*self._step("move", name, rules, state or "")))
-
     def look(self, name: str, rules: Rules) -> Figures:
         """See `CircuitStore.look`."""
         return _figures(self._link.run(*self._step("look", name, rules)))
-
-    async def look_async(self, name: str, rules: Rules) -> Figures:
-        """See `CircuitStore.look`."""
-        return _figures(await self._link.run_async(*self._step("look", name, rules)))
 
     def _step(self, step: str, name: str, rules: Rules, *more: Word) -> tuple[Script, list[str], list[Word]]:
         key, window = f"{self._prefix}{{{name}}}", f"{rules.window_calls}:{rules.window_ns}"

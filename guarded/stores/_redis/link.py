@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from hashlib import sha1
 from importlib.resources import files
-from math import inf
 from typing import Any, TypeAlias, cast
 
 import redis
@@ -26,14 +25,13 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 
 from guarded._core import clock
-from guarded._core.call import current
 from guarded._core.fork import after_fork
+from guarded.stores._patience import allowance
 from guarded.stores.health import Shortened
 
 Word: TypeAlias = str | bytes | int
 _ASYNC_CONNECTIONS = 64  # of each event loop; further tasks wait for one
 _FRESH = 0.05  # a connection used so recently is not asked whether the server has closed it
-_LEAST = 0.001
 
 
 class Script:
@@ -87,7 +85,7 @@ class Link:
 
     def run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """One step, blocking this thread; raises what redis-py raises, or `Shortened`."""
-        timeout, cut = self._allowance()
+        timeout, cut = allowance(self.timeout)
         connection = self._connect()
         try:
             try:
@@ -114,21 +112,13 @@ class Link:
         link = self._loops.get(loop)
         if link is None:
             link = await self._new_loop(loop)
-        timeout, cut = self._allowance()
+        timeout, cut = allowance(self.timeout)
         try:
             return await link.run(script, keys, args, timeout)
         except RedisTimeout as error:
             if cut:
                 raise Shortened from error
             raise
-
-    def _allowance(self) -> tuple[float, bool]:
-        """How long the step may take, and whether that is less than usual."""
-        call = current.get()
-        if call is None or call.until == inf:
-            return self.timeout, False
-        left = call.until - clock.monotonic()
-        return (self.timeout, False) if left >= self.timeout else (max(left, _LEAST), True)
 
     def _connect(self) -> Any:
         while True:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from guarded.stores._redis.link import Script, Word
+from guarded.stores._redis.link import Link, Script, Word
 from guarded.stores._redis.memory import Memories
 from guarded.stores.contract.idempotent import Abandoned, Claim, Finished, Mismatch, Reply, Running, Started
-
-if TYPE_CHECKING:
-    from guarded.stores.redis import RedisStore
 
 _US = 1_000_000
 _SCRIPT: Final = Script("idempotent")
@@ -22,11 +19,10 @@ class RedisRecords:
 
     durable = True
 
-    def __init__(self, store: RedisStore) -> None:
-        self._prefix = f"{store.prefix}idempotent:"
-        self._link = store.link
-        self.name = store.name
-        self.health = store.health
+    def __init__(self, link: Link, prefix: str, name: str) -> None:
+        self._prefix = f"{prefix}idempotent:"
+        self._link = link
+        self.name = name
         self._memories = Memories()
 
     def begin(self, key: str, claim: Claim) -> Reply[bytes]:
@@ -48,11 +44,9 @@ class RedisRecords:
 
     def renew(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.renew`."""
-        return self._renewed(key, claim, self._link.run(*self._step("renew", key, claim)))
-
-    async def renew_async(self, key: str, claim: Claim) -> bool:
-        """See `IdempotentStore.renew`."""
-        return self._renewed(key, claim, await self._link.run_async(*self._step("renew", key, claim)))
+        memory, held = self._link.run(*self._step("renew", key, claim))
+        self._memories.note(key[:_SHARD], claim.owner, memory, claim.lease, holds=bool(held))
+        return bool(held)
 
     def release(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.release`."""
@@ -72,11 +66,6 @@ class RedisRecords:
         answer = _reply(reply[1:])
         self._memories.note(key[:_SHARD], claim.owner, reply[0], claim.lease, holds=isinstance(answer, Started))
         return answer
-
-    def _renewed(self, key: str, claim: Claim, reply: list[Any]) -> bool:
-        held = bool(reply[1])
-        self._memories.note(key[:_SHARD], claim.owner, reply[0], claim.lease, holds=held)
-        return held
 
     def _ended(self, claim: Claim, reply: list[Any]) -> bool:
         self._memories.forget(claim.owner)

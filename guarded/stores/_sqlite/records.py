@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from guarded.policies._idempotent import records
 from guarded.policies._idempotent.records import Record
-from guarded.stores._sqlite.link import US, Transaction
+from guarded.stores._sqlite.link import US, Link, Transaction
 from guarded.stores.contract.idempotent import Claim, InThreads, Reply
-
-if TYPE_CHECKING:
-    from guarded.stores.sqlite import SQLiteStore
 
 ResultT = TypeVar("ResultT")
 
@@ -21,10 +18,9 @@ class SQLiteRecords(InThreads):
 
     durable = True
 
-    def __init__(self, store: SQLiteStore) -> None:
-        self.name = store.name
-        self.health = store.health
-        self._link = store.link
+    def __init__(self, link: Link, name: str) -> None:
+        self.name = name
+        self._link = link
 
     def begin(self, key: str, claim: Claim) -> Reply[bytes]:
         """See `IdempotentStore.begin`."""

@@ -1,4 +1,4 @@
-"""What `circuit` asks of a store, sync and async.
+"""What `circuit` asks of a store, sync and async; what is done by hand, sync only.
 
 A store keeps one state machine for all processes that say the same name, the one of `guarded.policies._circuit.core`:
 state, generation, windows, trials, and the calls that may be slow. Every method is one atomic step by the store's own
@@ -92,7 +92,3 @@ class CircuitStore(Protocol):
     async def settle_async(self, name: str, rules: Rules, let: Let, outcome: Outcome, slow: bool) -> Settlement: ...
 
     async def answered_async(self, name: str, rules: Rules, let: Let) -> bool: ...
-
-    async def move_async(self, name: str, rules: Rules, state: State | None) -> Settlement: ...
-
-    async def look_async(self, name: str, rules: Rules) -> Figures: ...

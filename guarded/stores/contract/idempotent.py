@@ -1,4 +1,4 @@
-"""What `idempotent` asks of a store, sync and async.
+"""What `idempotent` asks of a store, sync and async; a lease is renewed from a thread of its own.
 
 A store keeps one record per key: running (an owner with a lease), or finished (a payload that lives `ttl`).
 Every method is one atomic step that reads the store's own clock. A store that cannot be reached raises;
@@ -116,8 +116,6 @@ class IdempotentStore(Protocol[PayloadT]):
 
     async def complete_async(self, key: str, claim: Claim, payload: PayloadT) -> bool: ...
 
-    async def renew_async(self, key: str, claim: Claim) -> bool: ...
-
     async def release_async(self, key: str, claim: Claim) -> bool: ...
 
 
@@ -129,9 +127,6 @@ class InThreads:
 
     async def complete_async(self: Any, key: str, claim: Claim, payload: Any) -> bool:
         return await in_thread(partial(self.complete, key, claim, payload))
-
-    async def renew_async(self: Any, key: str, claim: Claim) -> bool:
-        return await in_thread(partial(self.renew, key, claim))
 
     async def release_async(self: Any, key: str, claim: Claim) -> bool:
         return await in_thread(partial(self.release, key, claim))
