@@ -132,7 +132,7 @@ def call_plainly(what: str, fn: Callable[..., Any], args: Args) -> Any:
 def submit_to(executor: Executor, context: Context, caller: Call) -> Callable[[Callable[..., Any], Args], Future[Any]]:
     """How to put a call on `executor`: with its context where it shares our memory, else with the seconds left."""
     if _shares_memory(executor):
-        return lambda fn, args: executor.submit(context.copy().run, run_to_end, fn, args)
+        return lambda fn, args: executor.submit(context.copy().run, _begin, fn, args)
 
     def submit(fn: Callable[..., Any], args: Args) -> Future[Any]:
         seconds = None if caller.until == inf else max(0.0, caller.until - clock.monotonic())
@@ -144,6 +144,14 @@ def submit_to(executor: Executor, context: Context, caller: Call) -> Callable[[C
 def _shares_memory(executor: Executor) -> bool:
     apart: Any = getattr(futures, "InterpreterPoolExecutor", ())  # derives from ThreadPoolExecutor, and pickles
     return isinstance(executor, futures.ThreadPoolExecutor) and not isinstance(executor, apart)
+
+
+def _begin(fn: Callable[..., Any], args: Args) -> Any:
+    """Run a call whose turn has come, unless its batch has ended meanwhile."""
+    call = current.get()
+    if call is not None and call.token is not None:
+        call.token.raise_if_cancelled("waiting for a thread")
+    return run_to_end(fn, args)
 
 
 def run_far_away(fn: Callable[..., Any], args: Args, seconds: float | None) -> Any:

@@ -163,6 +163,31 @@ def test_a_token_reaches_items_on_a_thread_pool(threads: ThreadPoolExecutor) -> 
     assert all(settled.cancelled for settled in settled_of(caught.value))
 
 
+def test_an_item_whose_turn_comes_too_late_does_not_begin() -> None:
+    """A thread of the pool may take it before its batch has taken it back."""
+
+    class Quick(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            future = super().submit(fn, *args, **kwargs)
+            future.cancel = lambda: False  # type: ignore[method-assign]
+            waiting.append(future)
+            if len(waiting) == 8:
+                full.set()
+            return future
+
+    token, begun, waiting, full = CancelToken(), [], [], threading.Event()
+
+    def fn(item: int) -> None:
+        begun.append(item)
+        full.wait(10)
+        token.cancel("enough")
+        sleep(3600)
+
+    with Quick(1) as pool, pytest.raises(Cancelled, match="enough"):
+        map_limit(fn, range(100), executor=pool, concurrency=8, cancel=token)
+    assert begun == [0]
+
+
 def test_fail_fast_on_an_executor_waits_for_what_runs(threads: ThreadPoolExecutor) -> None:
     """From a loop and from plain code."""
     running: set[int] = set()
