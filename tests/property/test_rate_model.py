@@ -7,6 +7,7 @@ import random
 from collections import deque
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from guarded._core import clock
 from guarded._core.virtual import VirtualTime
 from guarded._core.waiters import ThreadWaiter
+from guarded.policies._rate import queue
 from guarded.policies._rate.core import Algorithm, Meter, Quota
 from guarded.policies._rate.meters import make_meter
 from guarded.policies._rate.queue import Floor, Line, Ticket
@@ -23,6 +25,7 @@ from guarded.policies.rate import rate
 EPOCH = 1_700_000_000_123_456_789
 ALGORITHMS: tuple[Algorithm, ...] = ("sliding", "gcra", "leaky", "fixed")
 WINDOWS = st.integers(1, 30)
+GRACES = st.sampled_from([0, 1, 7, 10**9])
 QUOTAS = st.lists(st.tuples(st.integers(1, 6), WINDOWS), min_size=1, max_size=3, unique_by=lambda quota: quota[1])
 STEPS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), max_size=40)
 
@@ -261,21 +264,31 @@ def test_due_times_are_those_of_a_first_come_first_served_queue(
         assert ticket.at == due
 
 
+@pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(deadline=None)
 @given(
     quotas=QUOTAS.map(tuple),
     costs=st.lists(st.integers(1, 3), min_size=1, max_size=10),
     delays=st.lists(st.integers(0, 70), min_size=10, max_size=10),
+    grace=GRACES,
 )
 def test_late_callers_never_start_too_much(
-    algorithm: Algorithm, quotas: tuple[Quota, ...], costs: list[int], delays: list[int]
+    algorithm: Algorithm, waits: bool, quotas: tuple[Quota, ...], costs: list[int], delays: list[int], grace: int
 ) -> None:
     """However late callers resume after their due time, what starts when it starts fits the model."""
+    with patch.object(queue, "GRACE", grace):
+        check_late_callers(algorithm, waits, quotas, costs, delays)
+
+
+def check_late_callers(
+    algorithm: Algorithm, waits: bool, quotas: tuple[Quota, ...], costs: list[int], delays: list[int]
+) -> None:
+    """Each is let through in the end, and one that is not gets a later due time."""
     line, events = waiting_line(algorithm, quotas), []
     waiting = []
     for asked in costs:
-        ticket = Ticket(line, cap(quotas, asked), None)
+        ticket = Ticket(line, cap(quotas, asked), ThreadWaiter() if waits else None)
         line.join(0, ticket, line.due(0, ticket.cost))
         waiting.append(ticket)
     resumes = [(line.due_of(0, ticket) + delay, ticket) for ticket, delay in zip(waiting, delays, strict=False)]
@@ -286,7 +299,7 @@ def test_late_callers_never_start_too_much(
             assert allows(algorithm, quotas, events, now, ticket.cost)
             events.append((now, ticket.cost))
         else:
-            due = line.due_of(now, ticket)
+            due = max(line.due_of(now, ticket), ticket.timer)
             assert due > now
             resumes.append((due, ticket))
     assert len(events) == len(waiting)
@@ -344,12 +357,14 @@ def check_mixed_traffic(
 @given(
     quotas=QUOTAS.map(tuple),
     operations=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(OPERATIONS), st.integers(1, 3)), max_size=50),
+    grace=GRACES,
 )
 def test_mixed_traffic_keeps_the_quota(
-    algorithm: Algorithm, quotas: tuple[Quota, ...], operations: list[tuple[int, str, int]]
+    algorithm: Algorithm, quotas: tuple[Quota, ...], operations: list[tuple[int, str, int]], grace: int
 ) -> None:
     """Newcomers, late waiters, reservations, leavers and pauses in any order."""
-    check_mixed_traffic(algorithm, quotas, operations)
+    with patch.object(queue, "GRACE", grace):
+        check_mixed_traffic(algorithm, quotas, operations)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -364,7 +379,8 @@ def test_long_mixed_traffic_keeps_the_quota(algorithm: Algorithm, seed: int) -> 
             (chance.choice(steps), chance.choice(OPERATIONS), chance.choice(costs))
             for _ in range(chance.randint(5, 60))
         ]
-        check_mixed_traffic(algorithm, tuple((count, window) for window, count in counts.items()), operations)
+        with patch.object(queue, "GRACE", chance.choice((0, 1, 7, 10**9))):
+            check_mixed_traffic(algorithm, tuple((count, window) for window, count in counts.items()), operations)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -159,6 +159,32 @@ def test_only_those_who_move_are_woken(time: VirtualTime, monkeypatch: pytest.Mo
     assert len(resumed) <= 500
 
 
+@pytest.mark.real_clock
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rate_faster_than_the_clock_wakes_nobody_in_vain(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows far below what a timer can do: up for its own time, when it comes first, and when it is due."""
+    resumed: list[object] = []
+    resume = lines.Lines.resume
+
+    def counting(self: Any, ticket: Any, woken: bool) -> Any:
+        resumed.append(ticket)
+        return resume(self, ticket, woken)
+
+    monkeypatch.setattr(lines.Lines, "resume", counting)
+    limited, order = rate(1, per=20e-6, algorithm=algorithm), []
+
+    async def call(number: int) -> None:
+        await limited.acquire_async()
+        order.append(number)
+
+    async def main() -> None:
+        await asyncio.gather(*(call(number) for number in range(150)))
+
+    asyncio.run(main())
+    assert order == list(range(150))
+    assert len(resumed) <= 5 * 150
+
+
 def test_ten_thousand_cancellations_at_once_are_cheap(still: VirtualTime) -> None:
     """A loop that shuts down with a long queue does not recompute it for every waiter."""
     limited = rate("1/s")

@@ -21,7 +21,7 @@ from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.policies._rate.advance import Advance
 from guarded.policies._rate.core import Mark, Meter
 from guarded.policies._rate.meters import ALIGNMENT
-from guarded.policies._rate.queue import Floor, Line, Ticket
+from guarded.policies._rate.queue import NEVER, Floor, Line, Ticket
 
 NS = 1_000_000_000
 _MICROSECOND = 1_000
@@ -182,8 +182,9 @@ class Lines(Monitor):
         return now
 
     def _wait_on(self, now: int, ticket: Ticket) -> Refusal | bool:
-        if ticket.timer >= ticket.cutoff or self._floor.until > ticket.patience:
-            refusal = Refusal(self._seconds_until(ticket.timer, now), len(ticket.line.queue) - 1)
+        due = ticket.line.due_of(now, ticket) if ticket.cutoff < NEVER or self._floor.until > ticket.patience else 0
+        if due >= ticket.cutoff or self._floor.until > ticket.patience:
+            refusal = Refusal(self._seconds_until(due, now), len(ticket.line.queue) - 1)
             ticket.line.leave(now, ticket)
             return refusal
         ticket.waiter = TaskWaiter() if isinstance(ticket.waiter, TaskWaiter) else ThreadWaiter()
@@ -219,8 +220,7 @@ class Lines(Monitor):
             now = self._now()
             line = (self._lines.get(key) or self._new_line()) if self._keyed else self._single
             due = line.due(now, cost)
-            free = line.meter.free(now) if not line.queue and now >= self._floor.until else 0
-            return Standing(free, self._seconds_until(due, now) if due > now else 0.0, len(line.queue))
+            return Standing(line.free(now), self._seconds_until(due, now) if due > now else 0.0, len(line.queue))
 
     def pause(self, seconds: float) -> None:
         """Let nobody through for `seconds` from now, or until the end of an earlier pause that lasts longer."""

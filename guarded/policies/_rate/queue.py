@@ -1,10 +1,11 @@
 """One key of a rate: its meter, and who waits for it, in order of arrival.
 
-A waiter has a ticket and sleeps to its own due time. A ticket whose due time has come is booked in the meter there and
-then, whoever looks first, so that nobody overtakes it; when its caller resumes late, the booking moves to that moment,
-or the ticket waits again, so that the quota holds for the calls as they really start. Due times are exact for the head
-and estimated for the others: what frees budget wakes the head at most, and whoever is let through wakes those behind
-that sleep too long. No clock, no lock, no wake-ups in here: those to wake are put into `wakes`. Nanoseconds throughout.
+A waiter has a ticket and sleeps to its own due time, exact for the first and estimated for those behind; when that
+turns out too early it sleeps on, and is woken when it comes first. It is counted when its caller goes on, not before,
+so that the quota holds for the calls as they really start; until then nobody overtakes it. Only one that has not come
+a tenth of a second after its time is counted as if it had, so that those behind need not wait for a loop that is
+blocked; when it comes it is counted anew. No clock, no lock, no wake-ups in here: those to wake are put into `wakes`.
+Nanoseconds throughout.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from itertools import count
 from operator import attrgetter
+from typing import Final
 
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.policies._rate.core import Mark, Meter
 
 NEVER = 1 << 63  # later than any due time
+GRACE: Final = 100_000_000  # how late a caller may come that those behind it wait for
 
 _serial = count(1)
 _number = attrgetter("number")
@@ -46,16 +49,19 @@ class Ticket:
         cost: units it needs.
         waiter: what it sleeps on; None for a reservation, whose owner looks after the time itself.
         number: place in the order of arrival.
-        queued: whether it still waits for its due time.
+        queued: whether it still waits for its turn.
         done: whether its caller went on, one way or the other.
-        mark: what the meter has booked for it, from its due time on.
+        mark: what the meter has booked for it; None while nothing is.
         at: when that was booked.
-        timer: when its waiter wakes by itself; 0 while it is awake, or about to be.
+        early: when it first came before its turn, though its timer had been set for that; 0 if never.
+        timer: when its waiter wakes, or was woken.
         cutoff: due times from here on are past the caller's deadline.
         patience: due times after this are more than `max_wait` away.
     """
 
-    __slots__ = ("at", "cost", "cutoff", "done", "line", "mark", "number", "patience", "queued", "timer", "waiter")
+    __slots__ = (
+        "at", "cost", "cutoff", "done", "early", "line", "mark", "number", "patience", "queued", "timer", "waiter",
+    )  # fmt: skip
 
     def __init__(self, line: Line, cost: int, waiter: ThreadWaiter | TaskWaiter | None) -> None:
         self.line = line
@@ -66,6 +72,7 @@ class Ticket:
         self.done = False
         self.mark: Mark | None = None
         self.at = 0
+        self.early = 0
         self.timer = 0
         self.cutoff = NEVER
         self.patience = NEVER
@@ -88,7 +95,10 @@ class Line:
         users: callers that wait, or are about to resume; the line has to be kept for them.
     """
 
-    __slots__ = ("_even", "_plan", "_since", "_slots", "floor", "meter", "queue", "users", "wakes")
+    __slots__ = (
+        "_even", "_missing", "_plan", "_reserved", "_since", "_slots", "_units",
+        "floor", "meter", "queue", "users", "wakes",
+    )  # fmt: skip
 
     def __init__(self, meter: Meter, floor: Floor, wakes: deque[Ticket]) -> None:
         self.meter = meter
@@ -96,7 +106,10 @@ class Line:
         self.wakes = wakes
         self.queue: list[Ticket] = []
         self.users = 0
-        self._since = 0  # when the queue was looked at last; its head was not due then
+        self._units = 0  # that the queue needs
+        self._reserved = 0  # reservations in the queue
+        self._missing: dict[Ticket, None] = {}  # booked, since they did not come in time
+        self._since = 0  # when the queue was looked at last
         # Where the queue would be if everybody were on time: due times by place, and the meter after the last of them.
         self._slots: deque[int] = deque()
         self._plan: Meter | None = None
@@ -107,14 +120,22 @@ class Line:
         if self.queue:
             self.settle(now)
             if self.queue:
-                return None
+                if self.free(now) < cost:
+                    return None
+                self._forget_plan()
         return None if self.floor.holds(now) else self.meter.take(now, cost)
+
+    def free(self, now: int) -> int:
+        """Units that are left for newcomers of cost 1 if all who wait start now."""
+        return 0 if self.floor.holds(now) else max(0, self.meter.free(now) - self._units)
 
     def due(self, now: int, cost: int) -> int:
         """When a newcomer would be admitted if nothing else happened."""
         self.settle(now)
         if not self.queue:
             return max(self.meter.earliest(now, cost), self.floor.until)
+        if self.free(now) >= cost:
+            return now
         if len(self._slots) > len(self.queue) and cost != self.queue[0].cost:
             self._forget_plan()
         self._extend()
@@ -125,27 +146,27 @@ class Line:
         self._since = now
         self.users += ticket.waiter is not None
         self._enqueue(ticket)
-        self._set_timer(ticket, due)
+        if ticket.waiter is not None:
+            ticket.timer = due
 
     def admit(self, now: int, ticket: Ticket) -> bool:
         """The caller of `ticket` runs again: let it through, or keep it in the queue with a new `timer`."""
-        if not self.is_due(now, ticket):
-            return False
-        if ticket.mark is None or ticket.at < now:
-            self._move(now, ticket)
+        ticket.timer = now
+        self.settle(now)
+        if not ticket.queued and (ticket.mark is None or ticket.at < now):
+            self._requeue(now, ticket)
+        if ticket.queued:
+            self._start_or_wait(now, ticket)
         if not ticket.queued:
             self._finish(ticket)
-            return True
-        self._set_timer(ticket, self.due_of(now, ticket))
-        self._retime(now)
-        return False
+        return ticket.done
 
     def is_due(self, now: int, ticket: Ticket) -> bool:
-        """Whether the due time of `ticket` has come; else it gets a new `timer`."""
-        ticket.timer = 0
+        """Whether the turn of `ticket` has come; then it is booked, else it gets a new `timer`."""
+        ticket.timer = now
         self.settle(now)
         if ticket.queued:
-            self._set_timer(ticket, self.due_of(now, ticket))
+            self._start_or_wait(now, ticket)
         return not ticket.queued
 
     def withdraw(self, now: int, ticket: Ticket) -> None:
@@ -156,8 +177,7 @@ class Line:
             if not self._even:
                 self._forget_plan()
         elif ticket.mark is not None:
-            self.meter.give_back(now, ticket.mark, ticket.cost)
-            ticket.mark = None
+            self._unbook(now, ticket)
             self._forget_plan()
         self.settle(now)
         self._retime(now)
@@ -179,20 +199,17 @@ class Line:
         self.changed(now)
 
     def changed(self, now: int) -> None:
-        """What the meter or the floor says has changed: let the head know."""
+        """What the meter or the floor says has changed: let the first waiter know."""
         self._forget_plan()
         self.settle(now)
         self._retime(now)
 
     def due_of(self, now: int, ticket: Ticket) -> int:
         """When `ticket` is due: exact for the head of the queue, an estimate for the others."""
-        if not ticket.queued:
-            return ticket.at
-        place = bisect_left(self.queue, ticket.number, key=_number)
-        return self._due_at(now, place)
+        return self._due_at(now, self._place(ticket)) if ticket.queued else ticket.at
 
     def settle(self, now: int) -> None:
-        """Book all whose due time has come, at that time."""
+        """Book those whose due time has come and who do not come: reservations, and those who are missing."""
         queue = self.queue
         booked = False
         while queue:
@@ -200,18 +217,23 @@ class Line:
             due = self._head_due(self._since)
             if due > now:
                 break
-            self._unqueue(head)
-            if self._slots:
-                self._slots.popleft()
-            booked = True
             if head.stranded:
+                self._unqueue(head)
                 self._finish(head)
                 self._forget_plan()
                 continue
+            if head.waiter is not None:
+                late = now - head.timer
+                if late < 0:
+                    self._wake(now, head)
+                if late <= GRACE and not self._reserved:  # the owner of a reservation goes when it was told
+                    break
+                self._missing[head] = None
+            self._unqueue(head)
+            self._drop_slot()
             head.mark = self.meter.book(due, head.cost)
             head.at = self._since = due
-            if head.timer > now:
-                self._wake(head)
+            booked = True
         self._since = now
         if booked:
             self._retime(now)
@@ -220,6 +242,14 @@ class Line:
         """Whether it decides like a new one from `now` on, and nobody needs it."""
         return not self.users and not self.queue and self.meter.idle(now)
 
+    def abandon_all(self, wakes: deque[Ticket]) -> None:
+        """Forget all who wait, without a word to them."""
+        self.wakes = wakes
+        self.queue.clear()
+        self._missing.clear()
+        self.users = self._units = self._reserved = 0
+        self._forget_plan()
+
     def _forget_plan(self) -> None:
         """The slots are no longer where the queue would be; they are made anew when needed."""
         self._plan = None
@@ -227,59 +257,87 @@ class Line:
 
     def _finish(self, ticket: Ticket) -> None:
         ticket.done = True
+        self._missing.pop(ticket, None)
         self.users -= ticket.waiter is not None
 
-    def abandon_all(self, wakes: deque[Ticket]) -> None:
-        """Forget all who wait, without a word to them."""
-        self.wakes = wakes
-        self.queue.clear()
-        self.users = 0
-        self._forget_plan()
-
-    def _move(self, now: int, ticket: Ticket) -> None:
-        """Book `ticket`, which is due but was not booked for this moment, for now; or queue it again."""
-        may_pass = ticket.mark is not None or not self.queue or self.queue[0].number > ticket.number
-        if ticket.mark is not None:
-            self.meter.give_back(now, ticket.mark, ticket.cost)
-            ticket.mark = None
-        if may_pass and not self.floor.holds(now):
-            ticket.mark = self.meter.take(now, ticket.cost)
+    def _start_or_wait(self, now: int, ticket: Ticket) -> None:
+        """Book a queued ticket whose caller is here, if it and all before it could start now; else set its timer."""
+        place = self._place(ticket)
+        if self._may_start(now, place):
+            self._unqueue(ticket)
+            self._drop_slot()
+            if not self._even:
+                self._forget_plan()
+            ticket.mark = self.meter.book(now, ticket.cost)
             ticket.at = now
-        if ticket.mark is None:
-            self._enqueue(ticket)
-            self._forget_plan()
-            self.settle(now)  # what was given back may be enough for somebody else
+        elif ticket.waiter is not None:
+            ticket.timer = self._due_at(now, place)
+            if self._first_waiter()[1] is not ticket:
+                # It is woken when it is the first; its timer is for the case that those before it never come. Each time
+                # it sleeps longer, so that a queue that falls behind its plan is not awake all the time.
+                ticket.early = ticket.early or now
+                ticket.timer += GRACE + now - ticket.early
+        self._retime(now)
 
-    def _set_timer(self, ticket: Ticket, due: int) -> None:
-        if ticket.waiter is not None:
-            ticket.timer = due
+    def _may_start(self, now: int, place: int) -> bool:
+        if place == 0:
+            return self._head_due(now) <= now
+        free = 0 if self.floor.holds(now) else self.meter.free(now)
+        return free > place and free >= sum([ticket.cost for ticket in self.queue[: place + 1]])
+
+    def _requeue(self, now: int, ticket: Ticket) -> None:
+        """Queue a ticket that comes late, as the first of all who have not come either."""
+        for missing in [each for each in self._missing if each.number >= ticket.number]:
+            self._unbook(now, missing)
+        if ticket.mark is not None:
+            self._unbook(now, ticket)
+        self._enqueue(ticket)
+        if not self._even:
+            self._forget_plan()
+
+    def _unbook(self, now: int, ticket: Ticket) -> None:
+        self._missing.pop(ticket, None)
+        self.meter.give_back(now, ticket.mark, ticket.cost)
+        ticket.mark = None
+
+    def _place(self, ticket: Ticket) -> int:
+        return bisect_left(self.queue, ticket.number, key=_number)
 
     def _enqueue(self, ticket: Ticket) -> None:
         if self.queue and ticket.cost != self.queue[0].cost:
             self._even = False
-            if len(self._slots) > len(self.queue):
-                self._forget_plan()
         insort(self.queue, ticket, key=_number)
+        self._units += ticket.cost
+        self._reserved += ticket.waiter is None
         ticket.queued = True
 
     def _unqueue(self, ticket: Ticket) -> None:
-        del self.queue[bisect_left(self.queue, ticket.number, key=_number)]
+        del self.queue[self._place(ticket)]
+        self._units -= ticket.cost
+        self._reserved -= ticket.waiter is None
         ticket.queued = False
         if not self.queue:
             self._forget_plan()
             self._even = True
 
-    def _wake(self, ticket: Ticket) -> None:
-        ticket.timer = 0
+    def _drop_slot(self) -> None:
+        """The next slot is used."""
+        if self._slots:
+            self._slots.popleft()
+
+    def _wake(self, now: int, ticket: Ticket) -> None:
+        ticket.timer = now
         self.wakes.append(ticket)
+
+    def _first_waiter(self) -> tuple[int, Ticket | None]:
+        """Who of the queue waits for its turn first, and its place; before it there are reservations only."""
+        return next((each for each in enumerate(self.queue) if each[1].waiter is not None), (0, None))
 
     def _retime(self, now: int) -> None:
         """See that the first waiter of the queue does not sleep past its due time; it does the same for the next."""
-        for place, ticket in enumerate(self.queue):
-            if ticket.waiter is not None:
-                if ticket.timer > self._due_at(now, place):
-                    self._wake(ticket)
-                return
+        place, ticket = self._first_waiter()
+        if ticket is not None and ticket.timer > self._due_at(now, place):
+            self._wake(now, ticket)
 
     def _head_due(self, since: int) -> int:
         return max(self.meter.earliest(since, self.queue[0].cost), self.floor.until)
@@ -291,7 +349,7 @@ class Line:
         return self._slots[place] + self._drift(now)
 
     def _drift(self, now: int) -> int:
-        """How much later the head is than planned, since those before it resumed late; so will be the others."""
+        """How much later the head is than planned, since those before it came late; so will be the others."""
         return max(0, self._head_due(now) - self._slots[0])
 
     def _extend(self) -> None:
