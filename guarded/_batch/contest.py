@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import inf
 from typing import Any, ClassVar, Generic, TypeVar
 
-from guarded._batch.offload import GRACE
 from guarded._batch.settled import Settled, cut_off
 
 R = TypeVar("R")
+
+GRACE = 0.1
+"""Seconds that a race waits for a loser in a thread, whose token has fired, before it leaves it behind."""
 
 
 class Contest(Generic[R]):

@@ -23,9 +23,6 @@ from guarded._core.workers import Job, workers
 R = TypeVar("R")
 Args = tuple[Any, ...]
 
-GRACE = 0.1
-"""How long a race waits for a loser in a thread, whose token has fired, before it leaves it behind."""
-
 
 def in_worker(context: Context, fn: Callable[..., R], args: Args) -> tuple[Job, Future[R]]:
     """Start `fn` in a worker thread, in `context`."""

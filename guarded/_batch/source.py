@@ -24,12 +24,12 @@ def size_of(items: object) -> int | None:
 class Source(Generic[T]):
     """The items of an iterable; the first `next` asks it for its iterator."""
 
-    __slots__ = ("_items", "_iterator", "closed")
+    __slots__ = ("_closed", "_items", "_iterator")
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items: Iterable[T] | None = items
         self._iterator: Iterator[T] | None = None
-        self.closed = False
+        self._closed = False
 
     def next(self) -> T:
         """The next item; StopIteration at the end."""
@@ -42,9 +42,9 @@ class Source(Generic[T]):
 
     def close(self) -> None:
         """Close the iterator, once; also one that was handed over as such and never asked."""
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         iterator: Any = self._items if self._iterator is None else self._iterator
         if not hasattr(iterator, "__next__"):
             return
@@ -56,12 +56,12 @@ class Source(Generic[T]):
 class AsyncSource(Generic[T]):
     """The items of an async iterable; the first `next` asks it for its iterator."""
 
-    __slots__ = ("_items", "_iterator", "closed")
+    __slots__ = ("_closed", "_items", "_iterator")
 
     def __init__(self, items: AsyncIterable[T]) -> None:
         self._items: AsyncIterable[T] | None = items
         self._iterator: AsyncIterator[T] | None = None
-        self.closed = False
+        self._closed = False
 
     async def next(self) -> T:
         """The next item; StopAsyncIteration at the end."""
@@ -74,9 +74,9 @@ class AsyncSource(Generic[T]):
 
     async def close(self) -> None:
         """Close the iterator, once; also one that was handed over as such and never asked."""
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         iterator: Any = self._items if self._iterator is None else self._iterator
         close = getattr(iterator, "aclose", None)
         if close is not None and hasattr(iterator, "__anext__"):

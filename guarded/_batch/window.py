@@ -19,11 +19,9 @@ class Window(Generic[R]):
 
     Attributes:
         started: items taken from the source so far; the index of the next one.
-        outstanding: those that have not ended.
-        failed: those that have failed, or were cancelled.
     """
 
-    __slots__ = ("_at_once", "_hidden", "_open", "_size", "failed", "outstanding", "started")
+    __slots__ = ("_at_once", "_hidden", "_open", "_size", "started")
 
     def __init__(self, at_once: int, size: int) -> None:
         self._at_once = at_once
@@ -31,13 +29,11 @@ class Window(Generic[R]):
         self._open: set[int] = set()  # indexes that have not ended
         self._hidden: list[Settled[R]] = []  # not to be read: how items ended in a batch that is ending itself
         self.started = 0
-        self.outstanding = 0
-        self.failed = 0
 
     @property
-    def done(self) -> int:
-        """Items that have ended, in whatever way."""
-        return self.started - self.outstanding
+    def outstanding(self) -> int:
+        """Items that have not ended."""
+        return len(self._open)
 
     @property
     def unread(self) -> int:
@@ -51,22 +47,19 @@ class Window(Generic[R]):
 
     def has_room(self) -> bool:
         """Whether another item may be taken from the source."""
-        return self.outstanding < self._at_once and self.outstanding + self.unread < self._size
+        outstanding = len(self._open)
+        return outstanding < self._at_once and outstanding + self.unread < self._size
 
     def start(self) -> int:
         """Count another item in; gives its index."""
         index = self.started
         self.started = index + 1
-        self.outstanding += 1
         self._open.add(index)
         return index
 
     def finish(self, settled: Settled[R], readable: bool = True) -> None:
         """An item has ended; an outcome that is not `readable` ends the batch in another way."""
-        self.outstanding -= 1
         self._open.discard(settled.index)
-        if not settled.ok:
-            self.failed += 1
         if readable:
             self._shelve(settled)
         else:

@@ -20,19 +20,7 @@ def test_no_more_than_at_once_have_not_ended() -> None:
     assert not window.has_room()
     window.finish(success(1, 1))
     assert window.has_room()
-    assert (window.started, window.outstanding, window.done) == (2, 1, 1)
-
-
-def test_failed_items_are_counted() -> None:
-    """Cancelled ones too; successes are not."""
-    window: AtTheEnd[int] = AtTheEnd(3, 3)
-    for _ in range(3):
-        window.start()
-    counts = []
-    for settled in (success(0, 0), failure(ValueError(), 1), cut_off(2, None)):
-        window.finish(settled)
-        counts.append(window.failed)
-    assert counts == [0, 1, 2]
+    assert (window.started, window.outstanding) == (2, 1)
 
 
 @pytest.mark.parametrize("order", [InOrder, AsCompleted])
@@ -89,7 +77,6 @@ def test_the_rest_is_all_that_was_not_read(order: type[Window[int]]) -> None:
     assert rest[3] is boom
     assert isinstance(rest[0].error, Cancelled)
     assert rest[0].error.reason == "closing"
-    assert window.failed == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
