@@ -14,20 +14,17 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from guarded._batch.course import Course
+from guarded._batch.course import WAITING, Course
 from guarded._batch.offload import call_plainly, submit_to
-from guarded._batch.plan import Plan, context_of
+from guarded._batch.plan import Plan, context_of_bodies
 from guarded._batch.settled import Settled, cut_off, failure, success
 from guarded._batch.source import Source
 from guarded._batch.window import Window
 from guarded._core import waiters
 from guarded._core.waiters import ThreadWaiter
 from guarded._core.workers import Job, workers
-from guarded.cancel import CancelToken
 
 R = TypeVar("R")
-
-WAITING = "waiting for a batch"
 
 
 class ThreadBatch(Generic[R]):
@@ -40,9 +37,7 @@ class ThreadBatch(Generic[R]):
         self._source: Source[Any] = Source(items)
         self._caller = plan.caller()
         self._course = Course(plan.name, plan.errors == "raise", window, self._caller.until)
-        scope = plan.caller()
-        scope.token = self._token = CancelToken() if scope.token is None else CancelToken.any(scope.token)
-        self._context = context_of(scope)
+        self._context, self._token = context_of_bodies(plan.caller())
         self._reports = plan.reports()
         self._lock = threading.Lock()  # guards all that follows, the course and the window
         self._queue: deque[tuple[Any, int]] = deque()  # pulled, not yet begun

@@ -17,14 +17,12 @@ from typing import Any, cast
 
 from guarded._batch.contest import Contest
 from guarded._batch.offload import all_ended, call_plainly, close_unstarted, in_thread, in_worker
-from guarded._batch.plan import context_of, scope_of
+from guarded._batch.plan import context_of_bodies, scope_of
 from guarded._batch.settled import Settled, cut_off, failure, leave_behind, success
 from guarded._core import clock, waiters
-from guarded._core.call import Call
 from guarded._core.chain import kind_of
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded._core.workers import Job
-from guarded.cancel import CancelToken
 
 DONE = "the outcome is decided"
 
@@ -40,13 +38,6 @@ def runs_async(entrants: Sequence[Any], name: str) -> bool:
     return is_async or asyncio._get_running_loop() is not None
 
 
-def _scope(name: str) -> tuple[Call, Call, CancelToken]:
-    """What the caller obeys, what the entrants obey, and the token that tells those to stop."""
-    caller, scope = scope_of(name, None), scope_of(name, None)
-    scope.token = token = CancelToken() if caller.token is None else CancelToken.any(caller.token)
-    return caller, scope, token
-
-
 class _TaskRun:
     """One contest on an event loop."""
 
@@ -55,8 +46,8 @@ class _TaskRun:
         self._entrants = entrants
         self._waiter = TaskWaiter()
         self._futures: dict[asyncio.Future[Any], list[int]] = {}  # one awaitable may stand in several places
-        self._caller, scope, self._token = _scope(contest.name)
-        self._context = context_of(scope)
+        self._caller = scope_of(contest.name, None)
+        self._context, self._token = context_of_bodies(scope_of(contest.name, None))
 
     async def run(self) -> Any:
         contest = self._contest
@@ -150,8 +141,8 @@ class _ThreadRun:
         self._leaving = False  # whether the waiter is for the end of those that run, and not for the answer
         self._waiter = ThreadWaiter()
         self._jobs: list[Job] = []
-        self._caller, scope, self._token = _scope(contest.name)
-        self._context = context_of(scope)
+        self._caller = scope_of(contest.name, None)
+        self._context, self._token = context_of_bodies(scope_of(contest.name, None))
 
     def run(self) -> Any:
         contest = self._contest

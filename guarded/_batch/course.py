@@ -13,6 +13,7 @@ from guarded.errors import Cancelled, DeadlineExceeded
 
 R = TypeVar("R")
 
+WAITING = "waiting for a batch"
 NOBODY = "nobody waits for the batch any more"
 
 

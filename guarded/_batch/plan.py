@@ -104,6 +104,14 @@ def context_of(call: Call) -> Context:
     return context
 
 
+def context_of_bodies(scope: Call) -> tuple[Context, CancelToken]:
+    """A context for bodies that cannot be cancelled, and a token in it to tell them that nobody waits any more."""
+    from guarded.cancel import CancelToken
+
+    scope.token = token = CancelToken() if scope.token is None else CancelToken.any(scope.token)
+    return context_of(scope), token
+
+
 def plan_items(name: str, fn: Any, items: Any, **options: Any) -> Plan:
     """A batch of one function over many items."""
     if not callable(fn):

@@ -12,9 +12,9 @@ from contextvars import copy_context
 from math import inf
 from typing import Any, Generic, TypeVar, cast
 
-from guarded._batch.course import Course
+from guarded._batch.course import WAITING, Course
 from guarded._batch.offload import all_ended, arrival, in_thread, submit_to
-from guarded._batch.plan import Plan, context_of
+from guarded._batch.plan import Plan, context_of, context_of_bodies
 from guarded._batch.settled import Settled, cut_off, failure, success
 from guarded._batch.source import AsyncSource, Source
 from guarded._batch.window import Window
@@ -26,8 +26,6 @@ from guarded.errors import Cancelled
 
 R = TypeVar("R")
 Body = Callable[[Any, int], Awaitable[Any]]
-
-WAITING = "waiting for a batch"
 
 
 class TaskBatch(Generic[R]):
@@ -58,9 +56,7 @@ class TaskBatch(Generic[R]):
         if plan.is_async and plan.executor is None and plan.name != "gather_limit":
             self._context = context_of(self._caller)
             return lambda item, index: _call(*split(item, index))
-        scope = plan.caller()
-        scope.token = self._token = CancelToken() if scope.token is None else CancelToken.any(scope.token)
-        self._context = context_of(scope)
+        self._context, self._token = context_of_bodies(plan.caller())
         if plan.executor is None:
             return self._run_mixed
         submit = submit_to(plan.executor, self._context, self._caller)
