@@ -221,7 +221,7 @@ def status_for(error: BaseException, *, overload: Literal[429, 503] = 429) -> in
 def headers_for(error: BaseException) -> dict[str, str]:
     """Response headers for this error: ``Retry-After`` in whole seconds, rounded up, where a wait is known.
 
-    None for a wait of more than a year, which says nothing but "not by itself".
+    Without it for a wait of more than a year, which says nothing but "not by itself".
     """
     wait = parse_retry_after(attribute(error, "retry_after"))
     return {} if wait is None or wait > _LONGEST_WAIT else {"Retry-After": str(math.ceil(wait))}

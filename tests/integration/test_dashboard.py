@@ -364,6 +364,7 @@ def test_without_a_token_nobody_acts() -> None:
         ({"loopback_only": False}, "loopback_only=False: give a token too"),
         ({"loopback_only": 0, "token": "x"}, "token: must be .*; loopback_only=0: must be True or False"),
         ({"interval": "50ms"}, "interval='50ms': must be from 100ms to 1m"),
+        ({"token": "short", "interval": "soon"}, "token: must be .*; interval='soon': "),
     ],
 )
 @pytest.mark.parametrize("make_one", [dashboard.asgi_app, dashboard.wsgi_app, dashboard.serve])
@@ -375,8 +376,8 @@ def test_wrong_options(make_one: Callable[..., object], options: dict[str, Any],
 
 def test_serving_to_the_world_takes_two_words() -> None:
     """A wide address alone is a mistake."""
-    with pytest.raises(ValueError, match=r"host='0\.0\.0\.0'.*loopback_only=False"):
-        dashboard.serve(0, host="0.0.0.0", token=TOKEN)
+    with pytest.raises(ValueError, match=r"host='0\.0\.0\.0'.*loopback_only=False; interval=0: "):
+        dashboard.serve(0, host="0.0.0.0", token=TOKEN, interval=0)
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ def _current() -> Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class OnceOptions:
+class DeliveryOptions:
     """The layers as decorated; names are looked up when needed."""
 
     layers: tuple[Policy[Any], ...]
 
 
-class Once(Policy[OnceOptions]):
+class DeliveryStack(Policy[DeliveryOptions]):
     """Stands for the layers of a function, for one delivery."""
 
     kind = "guard"
@@ -207,10 +207,7 @@ class _Visit:
         return None if delay is None else Leave(delay, error)
 
     def _run(self) -> Run:
-        attempt = self._call.attempt
-        run = Run(self._layer, self._call, self._outer, self._args, self._kwargs)
-        self._call.attempt = attempt
-        return run
+        return Run(self._layer, self._call, self._outer, self._args, self._kwargs)
 
     def end(self) -> None:
         """The call goes back to what is around."""

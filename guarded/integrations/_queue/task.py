@@ -16,7 +16,7 @@ from guarded._core.keys import amount_problem
 from guarded._core.policy import Args, Kwargs, Policy
 from guarded._core.wrapper import Guarded, decorate
 from guarded.errors import Rejected
-from guarded.integrations._queue.delivery import Delivery, Leave, Once, OnceOptions, delivering
+from guarded.integrations._queue.delivery import Delivery, DeliveryOptions, DeliveryStack, Leave, delivering
 from guarded.stack import guard
 
 Part: TypeAlias = "Policy[Any] | str"
@@ -90,7 +90,7 @@ class Task:
             raise TypeError(f"{chain.function} is a generator, which no queue can run: give a function")
         self.plain = whole
         self.is_async: bool = chain.kind == "async"
-        self._once = Guarded(whole.__wrapped__, (Once(OnceOptions(chain.layers)),))
+        self._delivered = Guarded(whole.__wrapped__, (DeliveryStack(DeliveryOptions(chain.layers)),))
         self._max_rejections = max_rejections
 
     def deliver(self, progress: Progress, args: Args, kwargs: Kwargs) -> Any:
@@ -103,7 +103,7 @@ class Task:
         delivery = Delivery(progress.attempts + 1)
         token = delivering.set(delivery)
         try:
-            return self._once(*args, **kwargs)
+            return self._delivered(*args, **kwargs)
         except (Leave, Rejected) as stop:
             again = self._again(stop, delivery, progress)
         finally:
@@ -115,7 +115,7 @@ class Task:
         delivery = Delivery(progress.attempts + 1)
         token = delivering.set(delivery)
         try:
-            return await self._once(*args, **kwargs)
+            return await self._delivered(*args, **kwargs)
         except (Leave, Rejected) as stop:
             again = self._again(stop, delivery, progress)
         finally:

@@ -19,29 +19,31 @@ _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "vi
 _SAME_SITE = ("same-origin", "none")
 
 
+def problems_of(token: object, loopback_only: object, host: str | None) -> list[str]:
+    """What is wrong with the rules of a dashboard; `host` is the address at which it listens itself, if it does."""
+    found = []
+    if token is not None and not (isinstance(token, str) and len(token) >= MIN_TOKEN and _is_visible(token)):
+        found.append(f"token: must be at least {MIN_TOKEN} visible ASCII characters, or None")
+    if not isinstance(loopback_only, bool):
+        found.append(f"loopback_only={loopback_only!r}: must be True or False")
+    elif not loopback_only and token is None:
+        found.append("loopback_only=False: give a token too, since anybody may ask then")
+    elif loopback_only and host is not None and not is_loopback(host):
+        found.append(f"host={host!r}: other machines could reach it; that takes loopback_only=False")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The rules of one dashboard.
 
     Attributes:
-        token: at least 16 visible ASCII characters; None: nobody may act. ValueError otherwise.
-        loopback_only: whether other machines are refused; False takes a token (else ValueError).
+        token: who knows it may act; None: nobody may.
+        loopback_only: whether other machines are refused; else looking takes the token too.
     """
 
     token: str | None = None
     loopback_only: bool = True
-
-    def __post_init__(self) -> None:
-        found = []
-        token = self.token
-        if token is not None and not (isinstance(token, str) and len(token) >= MIN_TOKEN and _is_visible(token)):
-            found.append(f"token: must be at least {MIN_TOKEN} visible ASCII characters, or None")
-        if not isinstance(self.loopback_only, bool):
-            found.append(f"loopback_only={self.loopback_only!r}: must be True or False")
-        elif not self.loopback_only and token is None:
-            found.append("loopback_only=False: give a token too, since anybody may ask then")
-        if found:
-            raise ValueError("dashboard: " + "; ".join(found))
 
     def refuse(self, request: Request, *, data: bool, act: bool = False) -> Reply | None:
         """Why a request is not answered, or None.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from guarded._core.durations import Duration
-from guarded.integrations.dashboard._access import is_loopback
-from guarded.integrations.dashboard._wsgi import WsgiDashboard, wsgi_app
+from guarded.integrations.dashboard._site import Site
+from guarded.integrations.dashboard._wsgi import WsgiDashboard
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,9 +43,7 @@ def serve(
         ...     server.url.startswith("http://127.0.0.1:")
         True
     """
-    app = wsgi_app(token=token, loopback_only=loopback_only, interval=interval)
-    if loopback_only and not is_loopback(host):
-        raise ValueError(f"dashboard: host={host!r}: other machines could reach it; that takes loopback_only=False")
+    app = WsgiDashboard(Site(token=token, loopback_only=loopback_only, interval=interval, host=host))
     return Server(make_server(host, port, app, _Threads, _Quiet), app)
 
 

@@ -15,7 +15,7 @@ from guarded._core.durations import Duration, parse_duration
 from guarded._core.registry import registry
 from guarded.errors import StoreError
 from guarded.events.redact import scrub_cached
-from guarded.integrations.dashboard._access import Access
+from guarded.integrations.dashboard._access import Access, problems_of
 from guarded.integrations.dashboard._http import (
     Reply,
     Request,
@@ -42,16 +42,30 @@ class Site:
         token: who knows it may isolate and reset circuits; at least 16 characters. None: nobody may.
         loopback_only: refuse other machines. False takes a token, and then looking takes it too.
         interval: time between two documents of the stream; 100 ms to 1 minute.
+        host: the address at which it listens itself; None where a server of others hands requests over.
 
     Raises:
         ValueError: naming every wrong option.
     """
 
-    def __init__(self, *, token: str | None = None, loopback_only: bool = True, interval: Duration = "1s") -> None:
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        loopback_only: bool = True,
+        interval: Duration = "1s",
+        host: str | None = None,
+    ) -> None:
+        problems = problems_of(token, loopback_only, host)
+        try:
+            self.interval = parse_duration(interval, option="interval")
+            if not 0.1 <= self.interval <= 60:
+                problems.append(f"interval={interval!r}: must be from 100ms to 1m")
+        except ValueError as error:
+            problems.append(str(error))
+        if problems:
+            raise ValueError("dashboard: " + "; ".join(problems))
         self.access = Access(token, loopback_only)
-        self.interval = parse_duration(interval, option="interval")
-        if not 0.1 <= self.interval <= 60:
-            raise ValueError(f"dashboard: interval={interval!r}: must be from 100ms to 1m")
         self.watch = Watch()
 
     def answer(self, request: Request) -> Reply:
