@@ -253,6 +253,17 @@ def test_isolating_takes_two_clicks_and_the_token(page: str, browser: Browser) -
     assert TOKEN not in browser.run("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
 
 
+def test_an_act_without_an_answer_is_told(page: str, browser: Browser) -> None:
+    """The program may have ended, or obeyed before the connection broke."""
+    circuit("gateway")
+    browser.until("document.querySelector('#circuits .acts button')")
+    browser.run("(() => { token = 'x'; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); })()")
+    for _ in range(2):
+        browser.run("document.querySelector('#circuits .acts button').click()")
+    assert "No answer came" in browser.until("$('trouble').innerText")
+    assert not browser.problems
+
+
 def test_it_fits_light_and_dark_narrow_and_wide(page: str, browser: Browser, tmp_path: Path) -> None:
     """Nothing sticks out, and the colours are those of the scheme."""
     circuit("a-circuit-with-quite-a-long-name-for-a-narrow-screen", failure_rate=0.5, min_calls=2).isolate()
