@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from guarded._batch.contest import Contest
 from guarded._batch.offload import all_ended, call_plainly, close_unstarted, in_thread, in_worker
-from guarded._batch.plan import context_of_bodies, scope_of
+from guarded._batch.plan import context_of_bodies, scope_of, unpack_hint
 from guarded._batch.settled import Settled, cut_off, failure, leave_behind, success
 from guarded._core import clock, waiters
 from guarded._core.chain import kind_of
@@ -33,7 +33,8 @@ def runs_async(entrants: Sequence[Any], name: str) -> bool:
         if not inspect.isawaitable(entrant) and not callable(entrant):
             for other in entrants:
                 close_unstarted(other)
-            raise TypeError(f"{name}: argument {index} is {type(entrant).__qualname__}: give awaitables or callables")
+            what, hint = type(entrant).__qualname__, unpack_hint(entrant)
+            raise TypeError(f"{name}: argument {index} is {what}: give awaitables or callables{hint}")
     is_async = any(inspect.isawaitable(entrant) or kind_of(entrant) == "async" for entrant in entrants)
     return is_async or asyncio._get_running_loop() is not None
 

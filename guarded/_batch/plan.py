@@ -128,12 +128,17 @@ def plan_thunks(name: str, thunks: tuple[Any, ...], **options: Any) -> Plan:
     """A batch of callables without arguments."""
     for index, thunk in enumerate(thunks):
         if not callable(thunk):
-            hint = "; write a lambda around it" if inspect.isawaitable(thunk) else ""
+            hint = "; write a lambda around it" if inspect.isawaitable(thunk) else unpack_hint(thunk)
             for other in thunks:
                 close_unstarted(other)
             raise TypeError(f"{name}: argument {index} is {type(thunk).__qualname__}, which is not callable{hint}")
     is_async = any(kind_of(thunk) == "async" for thunk in thunks)
     return _checked(name, lambda thunk, index: (thunk, ()), is_async, thunks, {"window": None, **options})
+
+
+def unpack_hint(argument: object) -> str:
+    """For a list of calls that was given as one argument."""
+    return "; unpack it with *" if hasattr(type(argument), "__iter__") else ""
 
 
 def _checked(name: str, split: Any, is_async: bool, items: Any, options: dict[str, Any]) -> Plan:

@@ -226,6 +226,8 @@ def test_the_first_of_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("combinator", COMBINATORS)
 def test_arguments_of_no_use_are_refused(combinator: Any) -> None:
     """Coroutines beside them do not complain that nobody awaited them."""
+    with pytest.raises(TypeError, match=r"argument 0 is list: give awaitables or callables; unpack it with \*$"):
+        combinator([])
     with pytest.raises(TypeError, match="argument 1 is int: give awaitables or callables"):
         combinator(gives(1), 3)
 

@@ -129,6 +129,8 @@ def test_thunks_must_be_callable() -> None:
 
     with pytest.raises(TypeError, match="argument 1 is coroutine, which is not callable; write a lambda around it"):
         gather_limit(fetch, fetch())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"argument 0 is list, which is not callable; unpack it with \*$"):
+        gather_limit([len])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="argument 0 is int"):
         gather_limit(3)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="gather_limit: concurrency=0"):
