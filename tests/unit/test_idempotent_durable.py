@@ -17,7 +17,9 @@ from guarded import Abandoned, InProgress, KeyMismatch, StoreError, idempotent
 from guarded._core import clock
 from guarded.policies._idempotent import records
 from guarded.policies._idempotent.records import Record
+from guarded.policies._idempotent.results import Bytes
 from guarded.stores.contract.idempotent import Claim, IdempotentStore, InThreads, Reply
+from guarded.stores.health import Health
 from guarded.stores.memory import MemoryStore
 from guarded.stores.upkeep import upkeep
 from guarded.testing import capture, virtual_time
@@ -212,7 +214,7 @@ def test_a_store_that_cannot_be_asked_means_no_call() -> None:
             call()
         assert isinstance(caught.value.__cause__, ConnectionError)
         assert "secret" not in str(caught.value)
-        assert str(caught.value).endswith("so the call was not made: ConnectionError")
+        assert str(caught.value).endswith("so the call was not made: ConnectionError; try again when it is back")
         assert runs == []
         store.broken = set()
         assert call() == 1
@@ -519,6 +521,43 @@ def test_an_interrupt_while_the_store_is_told_loses_nothing() -> None:
     assert runs == [KEY]
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_interrupt_before_the_result_is_kept_runs_nothing_again(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The effect is there and its result is lost: later callers are told so, here and in other processes."""
+    store = DurableStore()
+    runs: list[str] = []
+    real = Bytes.keep
+
+    def keep(self: Bytes, form: Any, content: Any) -> bytes:
+        if form == "value":
+            raise KeyboardInterrupt
+        return real(self, form, content)
+
+    monkeypatch.setattr(Bytes, "keep", keep)
+
+    @idempotent("order", store=store)
+    def charge(order: str) -> str:
+        runs.append(order)
+        return "charged"
+
+    @idempotent("order", store=store)
+    async def charge_async(order: str) -> str:
+        runs.append(order)
+        return "charged"
+
+    def call() -> str:
+        return charge(KEY) if mode == "sync" else asyncio.run(charge_async(KEY))
+
+    with virtual_time(auto=False) as time:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        for _ in range(2):
+            with pytest.raises(StoreError, match="an interrupt came before its result was kept"):
+                call()
+            _advance_until(time, lambda: "complete" in store.calls, 5.0)
+    assert runs == [KEY]
+
+
 def test_a_renewal_that_fails_is_told_and_tried_again() -> None:
     """A store that is away for one renewal does not cost the lease."""
     store = DurableStore()
@@ -553,3 +592,108 @@ def test_a_lease_lost_during_the_body_is_told_at_its_renewal() -> None:
             assert call() == "done"
             assert {event.reason for event in events} == {"lease lost"}
             store.records.clear()
+
+
+class Addressed:
+    """A store as an address opens it: it has a health, and one face."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.health = Health("fake", probe=1.0)
+        self.idempotent = DurableStore()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("when_store_fails", ["local", "open"])
+def test_a_key_begun_elsewhere_ends_there(when_store_fails: Any, mode: str) -> None:
+    """While the store cannot be asked: in the memory of this process, which replays; or nowhere, and it runs again."""
+    store = Addressed()
+    policy = idempotent("order", store=store, when_store_fails=when_store_fails, lease=3, name="payments")
+    runs: list[str] = []
+
+    def body(order: str) -> str:
+        runs.append(order)
+        store.idempotent.broken = set()  # it is back when the run ends
+        if order == "bad":
+            raise ConnectionError
+        return order
+
+    async def body_async(order: str) -> str:
+        return body(order)
+
+    guarded_body: Any = policy(body) if mode == "sync" else policy(body_async)
+
+    def call(order: str) -> Any:
+        store.idempotent.broken = {"begin"}
+        store.health.since = None
+        return guarded_body(order) if mode == "sync" else asyncio.run(guarded_body(order))
+
+    with virtual_time(auto=False):
+        assert [call("good"), call("good")] == ["good", "good"]
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                call("bad")
+    good = 1 if when_store_fails == "local" else 2
+    assert runs == ["good"] * good + ["bad"] * 2
+    assert set(store.idempotent.calls) == {"begin"}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_store_that_has_failed_is_not_asked_for_each_key(mode: str) -> None:
+    """By default no key is begun without it; one that was, ends in it."""
+    store = Addressed()
+    policy = idempotent("order", store=store, lease=3)
+    runs: list[str] = []
+
+    def body(order: str) -> str:
+        runs.append(order)
+        if order == "bad":
+            raise ConnectionError
+        return order
+
+    async def body_async(order: str) -> str:
+        return body(order)
+
+    guarded_body: Any = policy(body) if mode == "sync" else policy(body_async)
+
+    def call(order: str) -> Any:
+        return guarded_body(order) if mode == "sync" else asyncio.run(guarded_body(order))
+
+    with virtual_time(auto=False) as time:
+        store.idempotent.broken = {"begin"}
+        with pytest.raises(StoreError, match="so the call was not made: ConnectionError; try again when it is back"):
+            call("good")
+        with pytest.raises(StoreError, match="so the call was not made: it has just failed and is not asked yet;"):
+            call("good")
+        assert runs == []
+        store.idempotent.broken = set()
+        time.advance(1)
+        assert [call("good"), call("good")] == ["good", "good"]
+        with pytest.raises(ConnectionError):
+            call("bad")
+    assert runs == ["good", "bad"]
+    assert store.idempotent.calls.count("complete") == 1
+    assert "release" in store.idempotent.calls
+
+
+@pytest.mark.parametrize(("when_store_fails", "broken"), [("closed", set()), ("local", {"begin"}), ("open", {"begin"})])
+def test_a_lease_is_renewed_where_the_key_was_begun(when_store_fails: Any, broken: set[str]) -> None:
+    """In the store, or in what has taken its place; it is held there."""
+    store = Addressed()
+    store.idempotent.broken = broken
+    policy = idempotent("order", store=store, when_store_fails=when_store_fails, lease=3)
+    held: list[object] = []
+
+    @policy
+    def work(order: str) -> str:
+        chore = upkeep._heap[0][2]
+        assert chore.action is not None
+        held.append(chore.action())
+        return order
+
+    with virtual_time(auto=False), capture("WARNING") as events:
+        assert work("o-1") == "o-1"
+    assert held == [True]
+    assert "idempotent.abandoned" not in {event.name for event in events}
+    assert ("renew" in store.idempotent.calls) == (when_store_fails == "closed")

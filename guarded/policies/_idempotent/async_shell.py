@@ -17,7 +17,8 @@ from guarded._core.policy import Args, AsyncNext, Fn, Kwargs
 from guarded._core.waiters import TaskWaiter
 from guarded.errors import DeadlineExceeded
 from guarded.policies._idempotent.core import AGAIN, JOINING, Conduct, is_own, polls
-from guarded.policies._idempotent.inflight import Cut, Failed, Neutral, Outcome, Phase, Returned, Run, Step
+from guarded.policies._idempotent.inflight import Entry, Phase, Run, Step
+from guarded.policies._idempotent.outcomes import Cut, Failed, Neutral, Outcome, Returned
 from guarded.stores.contract.idempotent import Running
 
 if TYPE_CHECKING:
@@ -37,27 +38,37 @@ class AsyncShell:
     async def __call__(self, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         conduct = self._conduct
         key, claim = conduct.identity.of(fn, args, kwargs)
-        result = AGAIN
-        while result is AGAIN:
-            entry = conduct.runs.enter(key, claim, call, join=conduct.joins, make=TaskWaiter)
-            step, run = entry.step, entry.run
-            try:
-                if isinstance(entry.waiter, TaskWaiter):
-                    context = self._launch(run, call, fn, args, kwargs) if step is Step.LEAD else None
-                    if step is Step.JOIN:
-                        conduct.joined(run, call)
-                    if run.outcome is None or step is Step.WATCH:
-                        await self._wait(run, call, entry.waiter, step is Step.LEAD)
-                    if context is not None:
-                        _adopt(context)
-                    if step is Step.WATCH:
-                        continue
-                elif step is not Step.TAKE:
-                    conduct.refuse(entry, call)
-                result = conduct.deliver(run, call, step is Step.LEAD)
-            finally:
-                del entry, run  # an exception in flight has this frame in its traceback
+        while (result := await self._attend(Run(key, claim), call, fn, args, kwargs)) is AGAIN:
+            pass
         return result
+
+    async def _attend(self, mine: Run, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+        """The outcome of `mine`, or of the run of its key that there is; AGAIN when that is none for this caller."""
+        conduct = self._conduct
+        entry: Entry | None = None
+        try:
+            entry = conduct.runs.enter(mine, call, join=conduct.joins, make=TaskWaiter)
+            step, leads = entry.step, entry.step is Step.LEAD
+            if isinstance(entry.waiter, TaskWaiter):
+                context = self._launch(mine, call, fn, args, kwargs) if leads else None
+                if step is Step.JOIN:
+                    conduct.joined(entry.run, call)
+                if entry.run.outcome is None or step is Step.WATCH:
+                    await self._wait(entry.run, call, entry.waiter, leads)
+                if context is not None:
+                    _adopt(context)
+                if step is Step.WATCH:
+                    return AGAIN
+            elif step is not Step.TAKE:
+                conduct.refuse(entry, call)
+            return conduct.deliver(entry.run, call, leads)
+        except BaseException:
+            if mine.task is None:  # it never came to have one
+                conduct.withdraw(mine, call)
+            raise
+        finally:
+            del mine  # an exception in flight has this frame in its traceback
+            entry = None
 
     def _launch(self, run: Run, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Context | None:
         """Start the task of a run, in a copy of its first caller's context; None when the store has it finished."""
@@ -65,9 +76,8 @@ class AsyncShell:
         if not conduct.store.durable:  # answers at once: a replay needs no task
             try:
                 verdict = conduct.begin(run, call)
-            except BaseException as error:
-                conduct.runs.settle(run, Failed(error) if isinstance(error, Exception) else Neutral(error))
-                return None
+            except Exception as error:
+                verdict = Failed(error)
             if verdict is not None and not isinstance(verdict, Running):
                 conduct.runs.settle(run, verdict)
                 return None
@@ -80,18 +90,16 @@ class AsyncShell:
         context.run(current.set, twin)
         work = self._work(run, twin, fn, args, kwargs)
         run.task = asyncio.get_running_loop().create_task(work, context=context)
-        run.task.add_done_callback(lambda task: self._ended(run, task))
+        run.task.add_done_callback(lambda task: self._ended(run, twin, task))
         return context
 
-    def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: Run, call: Call, task: asyncio.Task[None]) -> None:
         """The task is over; if it never came to its first line, or was torn down, so is the run."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if run.phase is not Phase.OVER:
-            if not self._conduct.store.durable:
-                self._conduct.release(run)
-            elif run.claimed:
-                self._conduct.release_later(run)
-            self._conduct.runs.settle(run, Neutral(error))
+        conduct = self._conduct
+        if conduct.store.durable and run.claimed and run.phase not in (Phase.SAVING, Phase.OVER):
+            conduct.release_later(run)  # it would block the loop
+        conduct.withdraw(run, call, error)
         run.task = None  # task → context → call → run → task is a cycle
 
     async def _wait(self, run: Run, call: Call, waiter: TaskWaiter, leads: bool) -> None:
@@ -108,7 +116,7 @@ class AsyncShell:
             task = run.task
             if task is not None and run.phase is Phase.ENDING and run.loop is waiter.loop:
                 await _unwound(task)
-                self._ended(run, task)  # its callbacks may still be on their way
+                self._ended(run, call, task)  # its callbacks may still be on their way
                 if isinstance(run.outcome, (Returned, Failed)):
                     return  # the body had its own answer to the cancellation
             if leads and isinstance(error, DeadlineExceeded):
@@ -138,7 +146,7 @@ class AsyncShell:
     async def _ask(self, run: Run, twin: Call) -> Outcome | None:
         conduct = self._conduct
         for pause in polls():
-            run.claimed = True  # whatever becomes of the question: taking back a claim we have not does nothing
+            run.claimed = True  # as in `Conduct.begin`
             try:
                 reply = await _whole(conduct.store.begin_async(run.key, run.claim))
             except Exception as error:

@@ -7,35 +7,23 @@ a copy does after the body has run changes what its caller gets. Times are secon
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from guarded import errors
 from guarded._core import clock, waiters
 from guarded._core.call import Call
-from guarded._core.policy import Site
+from guarded._core.policy import Policy, Site
 from guarded.errors import Cancelled, DeadlineExceeded, Deadlock, InProgress, KeyMismatch, StoreError
 from guarded.events.bus import bus
 from guarded.events.model import TRACE
 from guarded.policies._idempotent.identity import Identity
-from guarded.policies._idempotent.inflight import (
-    Cut,
-    Entry,
-    Failed,
-    Neutral,
-    Outcome,
-    Phase,
-    Replay,
-    Returned,
-    Run,
-    Step,
-)
-from guarded.policies._idempotent.results import Form, twin_of
-from guarded.stores.contract.idempotent import Finished, Mismatch, Reply, Running, Started
+from guarded.policies._idempotent.inflight import Entry, Phase, Run, Runs, Step
+from guarded.policies._idempotent.options import IdempotentOptions
+from guarded.policies._idempotent.outcomes import Cut, Failed, Neutral, Outcome, Replay, Returned
+from guarded.policies._idempotent.results import Form, keeper_for, twin_of
+from guarded.stores.contract.idempotent import Finished, IdempotentStore, Mismatch, Reply, Running, Started
 from guarded.stores.health import Reported
 from guarded.stores.upkeep import Chore, upkeep
-
-if TYPE_CHECKING:
-    from guarded.policies.idempotent import Idempotent
 
 JOINING = "joining an earlier run of the same key"
 AGAIN: Any = object()  # the outcome is no answer for this caller: enter again
@@ -54,12 +42,12 @@ def polls() -> Iterator[float]:
 class Conduct:
     """How the runs of one callable go; shared by its sync and async shell."""
 
-    def __init__(self, policy: Idempotent, site: Site) -> None:
+    def __init__(self, policy: Policy[IdempotentOptions], store: IdempotentStore[Any], runs: Runs, site: Site) -> None:
         self.policy = policy
-        self.runs = policy.runs
-        self.store = policy.store
-        self.keeper = policy.keeper()
-        self.identity = Identity(policy, site)
+        self.runs = runs
+        self.store = store
+        self.keeper = keeper_for(store.durable, policy.options.store_errors)
+        self.identity = Identity(policy, store.durable, site)
         self.joins = policy.options.on_duplicate == "join"
         self._reruns = policy.options.on_abandoned == "rerun"
         self._stored_errors = policy.options.store_errors
@@ -73,6 +61,7 @@ class Conduct:
 
     def begin(self, run: Run, call: Call) -> Outcome | Running | None:
         """Ask the store, and say what its answer means."""
+        run.claimed = True  # whatever becomes of the question: taking back a claim that is not there does nothing
         try:
             reply = self.store.begin(run.key, run.claim)
         except Exception as error:
@@ -82,7 +71,6 @@ class Conduct:
     def begun(self, run: Run, call: Call, reply: Reply[Any]) -> Outcome | Running | None:
         """What the store's answer means: an outcome, a run elsewhere to wait for, or None to go ahead."""
         if isinstance(reply, Started):
-            run.claimed = True
             if reply.abandoned_for is not None:
                 self.emit("idempotent.abandoned", call, run.key, age=reply.abandoned_for, mode="rerun")
             if self.store.durable:
@@ -103,7 +91,8 @@ class Conduct:
         self.release_later(run)
         return StoreError(
             f"{call.function}: store {self.store.name!r} of {self.policy.label!r} cannot be asked whether this key "
-            f"has run, so the call was not made: {error if isinstance(error, Reported) else type(error).__name__}",
+            f"has run, so the call was not made: {error if isinstance(error, Reported) else type(error).__name__}; "
+            "try again when it is back",
             policy=self.policy.label,
             store=self.store.name,
         )
@@ -143,7 +132,8 @@ class Conduct:
         except Exception as problem:
             self.store_failed(call, problem, "result not kept")
             kind = type(content)
-            return self.keeper.keep("nothing", f"{kind.__module__}.{kind.__qualname__}")
+            why = f"its result, a {kind.__module__}.{kind.__qualname__}, cannot be kept; return plain data from it"
+            return self.keeper.keep("nothing", why)
 
     def save(self, run: Run, call: Call, outcome: Returned | Failed, started: float) -> None:
         """Tell the store what a run has ended with."""
@@ -173,10 +163,11 @@ class Conduct:
                 cause=outcome.error if isinstance(outcome, Failed) else None,
             )
 
-    def save_later(self, run: Run, call: Call, payload: Any, problem: BaseException) -> None:
+    def save_later(self, run: Run, call: Call, payload: Any, problem: BaseException | None) -> None:
         """The store missed the end of a run: tell it again beside the calls, for as long as the result lives."""
         if isinstance(problem, Exception):
             self.store_failed(call, problem, "result not stored yet")
+        run.claimed = False
         give_up = clock.monotonic() + run.claim.ttl
 
         def save() -> bool:
@@ -213,6 +204,19 @@ class Conduct:
             return False
 
         upkeep.every(min(_RETRY_STORE, run.claim.lease / 3), release)
+
+    def withdraw(self, run: Run, call: Call, error: BaseException | None = None) -> None:
+        """What leads a run is interrupted: whoever comes next may run the key, unless it has had its effect.
+
+        Does nothing for a run that has ended, or that nobody led.
+        """
+        if run.phase is Phase.SAVING and run.claimed:
+            payload = self.keeper.keep("nothing", "an interrupt came before its result was kept; find out what it did")
+            self.runs.settle(run, Returned(None, payload), keep=True)
+            self.save_later(run, call, payload, None)
+        elif run.phase is not Phase.OVER:
+            self.release(run)
+            self.runs.settle(run, Neutral(error))
 
     def store_failed(self, call: Call, problem: Exception, reason: str) -> None:
         """Say that a store, or the copy for it, failed where the call must not notice."""
@@ -293,8 +297,7 @@ class Conduct:
         if form == "error":
             raise content
         raise StoreError(
-            f"{call.function}: an earlier run of this key has finished, and its result, a {content}, could not be "
-            "kept; return plain data from the function",
+            f"{call.function}: an earlier run of this key has finished, but {content}",
             policy=self.policy.label,
             store=self.store.name,
         )

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from types import MethodType
-from typing import TYPE_CHECKING
 
 from guarded._core.keys import binder_for, compile_key, digest, fingerprint
-from guarded._core.policy import Args, Fn, Kwargs, Site
+from guarded._core.policy import Args, Fn, Kwargs, Policy, Site
+from guarded.policies._idempotent.options import IdempotentOptions
 from guarded.stores.contract.idempotent import Claim
 from guarded.stores.owners import new_owner
-
-if TYPE_CHECKING:
-    from guarded.policies.idempotent import Idempotent
 
 
 class Identity:
     """Key and fingerprint of the calls of one callable."""
 
-    def __init__(self, policy: Idempotent, site: Site) -> None:
+    def __init__(self, policy: Policy[IdempotentOptions], durable: bool, site: Site) -> None:
         options = policy.options
         self._function = site.function
-        self._label = policy.label
         self._options = options
-        self._lease = options.lease if policy.store.durable else inf
+        self._lease = options.lease if durable else inf
         self._binder = binder_for(site.wrapped)
         self._hidden = () if self._binder.instance is None else (self._binder.instance,)
         self._key_of: Callable[[Fn, Args, Kwargs], object] = (

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from guarded._core.call import Call, Deadline
 from guarded._core.fork import after_fork
 from guarded._core.monitor import Monitor
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
+from guarded.policies._idempotent.outcomes import Neutral, Outcome
 from guarded.stores.contract.idempotent import Claim
 
 if TYPE_CHECKING:
@@ -47,48 +48,6 @@ class Phase(Enum):
     SAVING = auto()  # the body has ended: nothing may cut it any more
     ENDING = auto()  # its last caller is gone, the body is being cancelled
     OVER = auto()  # its outcome is there
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The function returned here: `value` is for its caller, others open `payload`."""
-
-    value: Any
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The run failed: `error` is for its caller, others get twins, of the stored one if there is a `payload`."""
-
-    error: Exception
-    payload: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The store had a finished record."""
-
-    payload: Any
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The run ended because of its caller's own deadline or token: whoever has more time may run it."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Neutral:
-    """The run was interrupted (`error` is its caller's), or its loop died (`lost`): as if it had never been."""
-
-    error: BaseException | None = None
-    lost: bool = False
-
-
-Outcome: TypeAlias = Returned | Failed | Replay | Cut | Neutral
 
 
 class Step(Enum):
@@ -159,24 +118,24 @@ class Runs(Monitor):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def enter(self, key: str, claim: Claim, call: Call, *, join: bool, make: type[Waiter]) -> Entry:
-        """Lead a new run of `key`, or say what to do about the one there is."""
+    def enter(self, mine: Run, call: Call, *, join: bool, make: type[Waiter]) -> Entry:
+        """Lead `mine`, or say what to do about the run of its key that there is."""
         with self, self._lock:
-            run = self._runs.get(key)
+            run = self._runs.get(mine.key)
             if run is None:
-                entry = self._lead(key, claim, call, make)
+                entry = self._lead(mine, call, make)
             elif run.is_lost:
                 entry = Entry(Step.TAKE, run)
             else:
-                entry = self._follow(run, claim, call, join, make)
+                entry = self._follow(run, mine.claim, call, join, make)
         if entry.run.is_lost:
             self.settle(entry.run, Neutral(lost=True))
         if entry.waiter is not None and entry.step is not Step.LEAD:
             self._watch_loop(entry.run, entry.waiter)
         return entry
 
-    def _lead(self, key: str, claim: Claim, call: Call, make: type[Waiter]) -> Entry:
-        run = self._runs[key] = Run(key, claim)
+    def _lead(self, run: Run, call: Call, make: type[Waiter]) -> Entry:
+        self._runs[run.key] = run
         run.untils.add(call.until)
         waiter = None
         if make is TaskWaiter:

@@ -95,6 +95,15 @@ class Bytes:
         return _bare(kind, args, state)
 
 
+def keeper_for(durable: bool, errors: tuple[type[Exception], ...]) -> Keeper:
+    """What turns results into what a store keeps: objects, or bytes where it is durable."""
+    if not durable:
+        return Copies()
+    from guarded.stores.codec import Codec  # only where there is such a store
+
+    return Bytes(Codec(), errors)
+
+
 def twin_of(error: Exception) -> Exception:
     """A fresh exception equal to `error`, without its traceback and what it is chained to.
 
