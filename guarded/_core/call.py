@@ -13,14 +13,13 @@ import itertools
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
+from contextvars import Token as Mark
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from guarded._core import clock
+from guarded._core.token import Token
 from guarded.errors import DeadlineExceeded
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
 
 _serial = itertools.count(1)
 _process = os.urandom(4).hex()
@@ -83,7 +82,7 @@ class Call:
     parent: Call | None = None
     function: str = ""
     deadline: Deadline | None = None  # the effective one: the earliest of all that enclose this point
-    token: CancelToken | None = None
+    token: Token | None = None
     attempt: int | None = None  # set by a retry layer; None means "ask the parent"
     held: Any = None  # linked list (owner, rest) of what this call holds, for detecting self-deadlock
     key: str | None = None  # derived idempotency key to pass downstream
@@ -119,7 +118,7 @@ class Call:
         It is a call within this one: what this one holds, it finds there, and only as long as that is held.
         """
         self.id  # noqa: B018 - fixes the id before copying it
-        twin = type(self)()
+        twin = FunctionCall()
         twin.__dict__.update(self.__dict__)
         for name in FunctionCall.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -163,6 +162,39 @@ def call_maker(function: str) -> Callable[[Call | None], Call]:
 
 
 current: ContextVar[Call | None] = ContextVar("guarded_call", default=None)
+
+
+class Scope(Call):
+    """What a ``with`` block puts into the context, so that the calls in it are made within it.
+
+    Args:
+        owner: the object that the block was opened with; it may open others meanwhile.
+        function: what events and errors call the block.
+    """
+
+    _mark: Mark[Call | None]
+
+    def __init__(self, owner: object, function: str) -> None:
+        self._owner = owner
+        self.function = function
+        around = current.get()
+        if around is not None:
+            self.adopt(around)
+
+    def enter(self) -> None:
+        """Let the block begin."""
+        self._mark = current.set(self)
+
+    @classmethod
+    def leave(cls, owner: object) -> Self:
+        """End the innermost block of `owner`: the scope it was."""
+        scope = current.get()
+        while not isinstance(scope, cls) or scope._owner is not owner:
+            if scope is None:
+                raise RuntimeError(f"the with block of {owner!r} was left in another context than it was entered in")
+            scope = scope.parent  # a call or block that a signal handler cut off before it was left
+        current.reset(scope._mark)
+        return scope
 
 
 def holds(call: Call | None, owner: object) -> bool:

@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
 from math import inf
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from guarded._core import clock
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
+from guarded._core.token import Token
 
 
 class Interrupt:
@@ -58,6 +56,7 @@ class Interrupt:
         if not self.fired:
             if self._timers is not None:
                 self._timers.dead += 1
+                del self._task  # an entry in the heap may outlive the task by hours
             return False
         return self._task.uncancel() <= self._before
 
@@ -128,23 +127,26 @@ class LoopTimers:
             self._arm(when)
 
     def _arm(self, when: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._armed = when
+        before = self._handle
         self._handle = clock.call_at(self._loop, when, self._fire_due)
+        self._armed = when
+        if before is not None:
+            before.cancel()  # last: a signal handler that raises in here leaves one timer too many, never none
 
     def _fire_due(self) -> None:
         self._armed = inf
         self._handle = None
         heap, now = self._heap, clock.monotonic()
-        while heap and (heap[0][2].closed or heap[0][0] <= now):
-            interrupt = heapq.heappop(heap)[2]
-            if interrupt.closed:
-                self.dead -= 1
-            else:
-                interrupt.fire()
-        if heap:
-            self._arm(heap[0][0])
+        try:
+            while heap and (heap[0][2].closed or heap[0][0] <= now):
+                interrupt = heapq.heappop(heap)[2]
+                if interrupt.closed:
+                    self.dead -= 1
+                else:
+                    interrupt.fire()
+        finally:  # what a task waits for may raise when it is cancelled
+            if heap:
+                self._arm(heap[0][0])
 
     def _sweep(self) -> None:
         self._heap[:] = [item for item in self._heap if not item[2].closed]
@@ -180,7 +182,7 @@ _ATTRIBUTE = "_guarded_timers"
 class InterruptOnToken(AbstractContextManager[None]):
     """Cancels the running task when `token` fires within the block; a CancelledError of its own leaves as Cancelled."""
 
-    def __init__(self, token: CancelToken) -> None:
+    def __init__(self, token: Token) -> None:
         self._token = token
         self._interrupt: Interrupt | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Never, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeAlias, TypeVar
 
 from guarded._core import registry
 from guarded._core.place import caller_place
@@ -90,7 +90,7 @@ class Policy(Generic[OptionsT]):
         enabled: whether it becomes a layer at all; a file may switch it off.
     """
 
-    kind: ClassVar[str]
+    kind: str
 
     def __init__(self, options: OptionsT, *, name: str | None = None) -> None:
         if problem := name_problem(name):

@@ -26,14 +26,15 @@ class Job:
         done: whether the body has ended; `result` or `error` then holds its outcome.
     """
 
-    __slots__ = ("_abandoned", "_body", "_lock", "_on_late", "done", "error", "result", "waiter")
+    __slots__ = ("_body", "_lock", "_on_late", "done", "error", "result", "waiter")
 
-    def __init__(self, body: Callable[[], Any], on_late: Callable[[Job], object]) -> None:
+    def __init__(
+        self, body: Callable[[], Any], on_late: Callable[[Job], object], waiter: ThreadWaiter | None = None
+    ) -> None:
         self._body: Callable[[], Any] | None = body
         self._on_late = on_late
         self._lock = threading.Lock()
-        self._abandoned = False
-        self.waiter = ThreadWaiter()
+        self.waiter = waiter or ThreadWaiter()
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -48,9 +49,8 @@ class Job:
             self.error = error
         with self._lock:
             self.done = True
-            late = self._abandoned
-        if late:
-            workers.returned()
+        if self in workers.left_behind:
+            workers.left_behind.discard(self)
             self._on_late(self)
         else:
             self.waiter.wake()
@@ -58,10 +58,9 @@ class Job:
     def abandon(self) -> bool:
         """Stop waiting: True when the body still runs and its outcome will be dropped."""
         with self._lock:
-            self._abandoned = not self.done
-        if self._abandoned:
-            workers.left_behind()
-        return self._abandoned
+            if not self.done:
+                workers.left_behind.add(self)
+            return not self.done
 
     def outcome(self) -> Any:
         """The result of a body that is done, or its own exception raised."""
@@ -74,52 +73,46 @@ class Job:
 
 
 class Workers:
-    """The idle worker threads of this process and the count of abandoned ones."""
+    """The idle worker threads of this process, and the jobs that nobody waits for any more.
+
+    Each change is one step of the interpreter: no lock that a finalizer could take again, no count that a signal
+    handler could put wrong by raising.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self.abandoned = 0
+        self.left_behind: set[Job] = set()
+
+    @property
+    def abandoned(self) -> int:
+        """How many jobs still run though their callers have left."""
+        return len(self.left_behind)
 
     def start(self, job: Job) -> None:
         """Run `job` in a worker, a new one when none is idle."""
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
+        try:
+            worker = self._idle.pop()
+        except IndexError:
             worker = _Worker(self)
-            worker.hand(job)
+        worker.hand(job)
+        if worker.ident is None:
             worker.start()
-        else:
-            worker.hand(job)
 
     def rest(self, worker: _Worker) -> bool:
         """A worker has nothing to do: True when it shall stay for the next job."""
-        with self._lock:
-            stays = len(self._idle) < MAX_IDLE
-            if stays:
-                self._idle.append(worker)
+        stays = len(self._idle) < MAX_IDLE
+        if stays:
+            self._idle.append(worker)
         return stays
 
     def idle(self) -> set[int]:
         """Identifiers of the threads that have nothing to do."""
-        with self._lock:
-            return {worker.ident for worker in self._idle if worker.ident is not None}
-
-    def left_behind(self) -> None:
-        """Count one more abandoned worker."""
-        with self._lock:
-            self.abandoned += 1
-
-    def returned(self) -> None:
-        """An abandoned worker has come to its end."""
-        with self._lock:
-            self.abandoned -= 1
+        return {worker.ident for worker in tuple(self._idle) if worker.ident is not None}
 
     def forget(self) -> None:
         """After a fork the threads are gone."""
-        self._lock = threading.Lock()
         self._idle = []
-        self.abandoned = 0
+        self.left_behind = set()
 
 
 class _Worker(threading.Thread):

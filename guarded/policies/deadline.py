@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Token
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from guarded._core import clock
-from guarded._core.call import Call, Deadline, current
-from guarded._core.durations import Duration, parse_duration
+from guarded._core.call import Deadline, Scope
+from guarded._core.durations import Duration
 from guarded._core.factory import factory
 from guarded._core.interrupt import Interrupt
-from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
+from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.errors import DeadlineExceeded
+from guarded.policies._deadline.options import DeadlineOptions, Late, Mode
 from guarded.policies._deadline.shells import (
     DeadlineLayer,
     async_shell,
@@ -30,46 +29,12 @@ from guarded.policies._deadline.shells import (
     stream_shell,
 )
 
-if TYPE_CHECKING:
-    pass
-
-Mode = Literal["thread", "cooperative"]
-Late = Literal["return", "raise"]
-Seconds = Callable[[Fn, Args, Kwargs], float]
+__all__ = ["DeadlineOptions", "DeadlinePolicy", "deadline"]
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineOptions:
-    """What `deadline` was given; `seconds` is a number, or a callable over the arguments."""
+class _Block(Scope):
+    """What ``with deadline(…):`` opens."""
 
-    seconds: float | Callable[..., Any]
-    mode: Mode = "thread"
-    late: Late = "return"
-
-    @classmethod
-    def checked(cls, seconds: Any, mode: Any, late: Any) -> DeadlineOptions:
-        """Raise one ValueError that names every wrong option."""
-        problems = []
-        if not callable(seconds):
-            try:
-                seconds = parse_duration(seconds, option="seconds")
-            except ValueError as error:
-                problems.append(str(error))
-        if mode not in ("thread", "cooperative"):
-            problems.append(f"mode must be 'thread' or 'cooperative', not {mode!r}")
-        if late not in ("return", "raise"):
-            problems.append(f"late must be 'return' or 'raise', not {late!r}")
-        elif late == "raise" and mode == "thread":
-            problems.append("late='raise' needs mode='cooperative': in mode='thread' a late result is always dropped")
-        if problems:
-            raise ValueError("deadline: " + "; ".join(problems))
-        return cls(seconds, mode, late)
-
-
-class _Scope(Call):
-    """What ``with deadline(…):`` opens; lives in the context between enter and exit."""
-
-    reset: Token[Call | None]
     layer: DeadlineLayer
     started: float
     interrupt: Interrupt | None = None
@@ -115,60 +80,48 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         return async_shell(layer, proceed, layer.constant)
 
     def __enter__(self) -> None:
-        self._open_scope()
+        self._open_block()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        scope = self._close_scope()
-        if scope.mine is None:
+        block = _Block.leave(self)
+        if block.mine is None:
             return
         if isinstance(error, DeadlineExceeded):
-            scope.layer.tell(scope, error, scope.mine)
-        elif error is None and clock.monotonic() >= scope.mine.until:
+            block.layer.tell(block, error, block.mine)
+        elif error is None and clock.monotonic() >= block.mine.until:
             if self.options.late == "raise":
-                raise scope.layer.exceeded(scope, scope.mine)
-            scope.layer.came_late(scope, scope.started)
+                raise block.layer.exceeded(block, block.mine)
+            block.layer.came_late(block, block.started)
 
     async def __aenter__(self) -> None:
-        scope = self._open_scope()
+        block = self._open_block()
         task = asyncio.current_task()
-        if scope.mine is not None and task is not None:
-            scope.interrupt = Interrupt(task)
-            scope.interrupt.at(scope.mine.until)
+        if block.mine is not None and task is not None:
+            block.interrupt = Interrupt(task)
+            block.interrupt.at(block.mine.until)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        scope = self._close_scope()
-        if scope.mine is None or scope.interrupt is None:
+        block = _Block.leave(self)
+        if block.mine is None or block.interrupt is None:
             return
-        ours = scope.interrupt.close()
+        ours = block.interrupt.close()
         if ours and isinstance(error, asyncio.CancelledError):
-            raise scope.layer.exceeded(scope, scope.mine) from error
+            raise block.layer.exceeded(block, block.mine) from error
         if isinstance(error, DeadlineExceeded):
-            scope.layer.tell(scope, error, scope.mine)
-        elif error is None and scope.interrupt.fired:
-            scope.layer.came_late(scope, scope.started)
+            block.layer.tell(block, error, block.mine)
+        elif error is None and block.interrupt.fired:
+            block.layer.came_late(block, block.started)
 
-    def _open_scope(self) -> _Scope:
+    def _open_block(self) -> _Block:
         if callable(self.options.seconds):
             raise TypeError("a deadline over the arguments of a function cannot be used in a with statement")
-        scope = _Scope()
-        outer = current.get()
-        if outer is not None:
-            scope.adopt(outer)
-        scope.function = "with deadline"
-        scope.layer = DeadlineLayer(self, None)
-        scope.started = clock.monotonic()
-        scope.mine = scope.layer.open(scope, self.options.seconds)
-        scope.deadline = scope.mine or scope.deadline
-        scope.reset = current.set(scope)
-        return scope
-
-    @staticmethod
-    def _close_scope() -> _Scope:
-        scope = current.get()
-        if not isinstance(scope, _Scope):
-            raise RuntimeError("a deadline's with block was left in another context than it was entered in")
-        current.reset(scope.reset)
-        return scope
+        block = _Block(self, "with deadline")
+        block.layer = DeadlineLayer(self, None)
+        block.started = clock.monotonic()
+        block.mine = block.layer.open(block, self.options.seconds)
+        block.deadline = block.mine or block.deadline
+        block.enter()
+        return block
 
 
 @factory

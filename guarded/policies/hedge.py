@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from guarded._core import clock
@@ -22,39 +21,12 @@ from guarded._core.place import warn
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded._core.workers import MAX_ABANDONED, workers
-from guarded.policies._hedge.core import Latencies, delay_of, read_after
+from guarded.policies._hedge.core import Latencies, delay_of
+from guarded.policies._hedge.options import HedgeOptions
 from guarded.policies._hedge.race import Contest, run_in_tasks, run_in_threads
-from guarded.policies._retry.budget import RetryBudget, budget_problem, find_budget
+from guarded.policies._retry.budget import RetryBudget, find_budget
 
 __all__ = ["Hedge", "HedgeOptions", "hedge"]
-
-
-@dataclass(frozen=True, slots=True)
-class HedgeOptions:
-    """What `hedge` was given, checked; `after` is seconds, or a percentile such as ``"p95"``."""
-
-    after: float | str = "p95"
-    max_hedges: int = 1
-    budget: RetryBudget | str | None = None
-    idempotent: bool = False
-
-    @classmethod
-    def checked(cls, after: Any, max_hedges: Any, budget: Any, idempotent: Any) -> HedgeOptions:
-        """The options, or one ValueError that names every wrong one."""
-        found = []
-        try:
-            after = read_after(after)
-        except ValueError as error:
-            found.append(str(error))
-        if not isinstance(max_hedges, int) or isinstance(max_hedges, bool) or max_hedges < 1:
-            found.append(f"max_hedges={max_hedges!r}: must be a whole number of at least 1")
-        if problem := budget_problem(budget):
-            found.append(problem)
-        if not isinstance(idempotent, bool):
-            found.append(f"idempotent={idempotent!r}: must be True or False")
-        if found:
-            raise ValueError("hedge: " + "; ".join(found))
-        return cls(after, max_hedges, budget, idempotent)
 
 
 class Hedge(Policy[HedgeOptions]):
@@ -123,7 +95,7 @@ class Hedge(Policy[HedgeOptions]):
                 if on_loop:
                     self._warn_of_freeze(site)
                 return result
-            return run_in_threads(self, Contest(self, budget, call, after), proceed, call, fn, args, kwargs)
+            return run_in_threads(Contest(self, self.observe, budget, call, after), proceed, fn, args, kwargs)
 
         return shell
 
@@ -141,7 +113,7 @@ class Hedge(Policy[HedgeOptions]):
                 result = await proceed(call, fn, args, kwargs)
                 self.observe(clock.monotonic() - started)
                 return result
-            return await run_in_tasks(self, Contest(self, budget, call, after), proceed, call, fn, args, kwargs)
+            return await run_in_tasks(Contest(self, self.observe, budget, call, after), proceed, fn, args, kwargs)
 
         return shell
 

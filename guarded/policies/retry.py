@@ -35,12 +35,14 @@ __all__ = ["Done", "Retry", "RetryBudget", "retry"]
 _SUMMED = 10_000  # delays that the worst case adds up one by one
 
 
-def _pause(run: Run, delay: float, failed: Exception | None, result: Any) -> Done[Any] | None:
+def _pause(
+    run: Run, delay: float, failed: Exception | None, result: Any, warn_of_freeze: Callable[[], None]
+) -> Done[Any] | None:
     """Wait, then ask the hook: a Done ends the call, None lets the next attempt start."""
     layer, verdict = run.layer, None
     with run.between(failed):
         if delay > 0 and asyncio._get_running_loop() is not None:
-            layer.policy.warn_of_freeze(layer.site)
+            warn_of_freeze()
         try:
             waiters.sleep(run.call, delay, run.during)
         except DeadlineExceeded:
@@ -52,7 +54,7 @@ def _pause(run: Run, delay: float, failed: Exception | None, result: Any) -> Don
     return run.conclude(verdict, failed, result)
 
 
-def _sync_shell(layer: Layer, proceed: SyncNext) -> SyncNext:
+def _sync_shell(layer: Layer, proceed: SyncNext, warn_of_freeze: Callable[[], None]) -> SyncNext:
     on_result, budget, is_stream = layer.on_result, layer.budget, layer.is_stream
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
@@ -82,7 +84,7 @@ def _sync_shell(layer: Layer, proceed: SyncNext) -> SyncNext:
                     delay = run.next_delay(None, result)
                     if delay is None:
                         return result
-                done = _pause(run, delay, failed, result)  # not inside the except block
+                done = _pause(run, delay, failed, result, warn_of_freeze)  # not inside the except block
                 if done is not None:
                     return done.value
                 failed = result = None
@@ -184,7 +186,7 @@ class Retry(Policy[RetryOptions]):
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
         """Attempts in the caller's thread, which sleeps between them."""
-        return _sync_shell(Layer(self, site), proceed)
+        return _sync_shell(Layer(self, site), proceed, lambda: self._warn_of_freeze(site))
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """Attempts in the caller's task."""
@@ -203,7 +205,7 @@ class Retry(Policy[RetryOptions]):
             delays += (options.retries - _SUMMED) * (inf if longest is None else max(longest, asked))
         return calls * (options.retries + 1), seconds * (options.retries + 1) + delays
 
-    def warn_of_freeze(self, site: Site) -> None:
+    def _warn_of_freeze(self, site: Site) -> None:
         """Warn, once for each function, that a plain function sleeps on the thread of a running event loop."""
         if site.function not in self._warned:
             self._warned.add(site.function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from guarded import (
     retry,
     sleep,
 )
+from guarded._core.call import current
 from guarded.testing import virtual_time
 
 
@@ -309,6 +311,29 @@ def test_leaving_a_block_elsewhere_is_an_error() -> None:
     token = CancelToken()
     with pytest.raises(RuntimeError, match="another context"):
         token.__exit__(None, None, None)
+
+
+def test_a_block_that_was_cut_off_ends_with_the_one_around_it() -> None:
+    """A signal handler that raises between entering and the body leaves nobody who would leave the block."""
+    token = CancelToken()
+    with deadline(10):
+        with token:
+            deadline(5).__enter__()
+            CancelToken().__enter__()
+        assert 9 < remaining() <= 10
+        token.__enter__()
+    assert remaining() == math.inf
+    assert current.get() is None
+
+
+def test_a_cancel_that_was_cut_off_is_completed_by_the_next() -> None:
+    """Callbacks that the first one has not come to are called."""
+    token = CancelToken()
+    told: list[str] = []
+    token.on_cancel(lambda: told.append("late"))
+    token._firing["first"] = ["first"]  # fired, and then a signal handler raised
+    assert not token.cancel("second")
+    assert (told, token.reason) == (["late"], "first")
 
 
 def test_sleep_and_asleep_last_as_said() -> None:

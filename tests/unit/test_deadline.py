@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from datetime import timedelta
@@ -30,8 +32,8 @@ from guarded.testing import capture, virtual_time
         ({"seconds": "10"}, "seconds"),
         ({"seconds": "soon"}, "seconds"),
         ({"seconds": None}, "seconds"),
-        ({"seconds": 1, "mode": "process"}, "mode must be 'thread' or 'cooperative', not 'process'"),
-        ({"seconds": 1, "late": "drop"}, "late must be 'return' or 'raise', not 'drop'"),
+        ({"seconds": 1, "mode": "process"}, "mode='process': must be 'thread' or 'cooperative'"),
+        ({"seconds": 1, "late": "drop"}, "late='drop': must be 'return' or 'raise'"),
         ({"seconds": 1, "late": "raise"}, "needs mode='cooperative'"),
     ],
 )
@@ -479,6 +481,39 @@ def test_a_token_ends_a_call_in_a_worker() -> None:
     thread.join()
 
 
+def test_the_time_of_a_token_ends_a_call_in_a_worker() -> None:
+    """A token that fires by itself calls nobody back: the caller has to know its time."""
+    go_on = threading.Event()
+    with virtual_time() as time:
+        started = time.monotonic()
+        with CancelToken.after(1), pytest.raises(Cancelled, match="1 s have passed"):
+            deadline(60)(go_on.wait)(10)
+        assert time.monotonic() - started == 1.0
+    go_on.set()
+
+
+@pytest.mark.parametrize("scope", [True, False])
+def test_each_call_below_an_earlier_deadline_gets_a_worker(scope: bool) -> None:
+    """That one call under a cooperative deadline ran in a worker does not mean that the next one does."""
+    go_on = threading.Event()
+    bounded = deadline(60)(lambda hangs: go_on.wait(10) if hangs else None)
+
+    def two_calls() -> None:
+        bounded(False)
+        with pytest.raises(DeadlineExceeded):
+            bounded(True)
+
+    with virtual_time() as time:
+        started = time.monotonic()
+        if scope:
+            with deadline(5):
+                two_calls()
+        else:
+            deadline(5, mode="cooperative")(two_calls)()
+        assert time.monotonic() - started == 5.0
+    go_on.set()
+
+
 def test_one_loop_timer_serves_many_deadlines() -> None:
     """Calls that end in time leave no timer of the loop behind, and dead entries are swept."""
 
@@ -496,6 +531,53 @@ def test_one_loop_timer_serves_many_deadlines() -> None:
         return len(timers_of(loop)._heap)
 
     assert asyncio.run(main()) == 2
+
+
+def test_a_deadline_that_is_far_away_keeps_no_task_alive() -> None:
+    """Its entry waits to be swept; the task and its result do not."""
+
+    @deadline(3600)
+    async def soon() -> None:
+        await asyncio.sleep(0)
+
+    async def main() -> weakref.ref[Any]:
+        task = asyncio.create_task(soon())
+        await task
+        return weakref.ref(task)
+
+    async def both() -> bool:
+        task = await main()
+        await asyncio.sleep(0)
+        gc.collect()
+        return task() is None
+
+    assert asyncio.run(both())
+
+
+def test_a_cancellation_that_raises_keeps_no_other_deadline_from_being_met() -> None:
+    """Whatever a task waits for is asked to cancel itself, and may answer with an error."""
+
+    class Stubborn(asyncio.Future[None]):
+        def cancel(self, msg: Any = None) -> bool:
+            raise RuntimeError("not now")
+
+    async def waits_for(future: asyncio.Future[None]) -> None:
+        await future
+
+    async def main() -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        stubborn = Stubborn()
+        first = asyncio.create_task(deadline(1)(waits_for)(stubborn))  # type: ignore[arg-type]
+        second = asyncio.create_task(deadline(2)(asyncio.sleep)(3600))  # type: ignore[arg-type]
+        await asyncio.wait([second], timeout=10)
+        assert isinstance(second.exception(), DeadlineExceeded)
+        assert [str(error) for error in told] == ["not now"]
+        stubborn.set_result(None)
+        await first
+
+    with virtual_time():
+        asyncio.run(main())
 
 
 def test_repr_says_what_matters() -> None:

@@ -311,6 +311,29 @@ def test_max_hedges_bounds_the_copies() -> None:
     assert copies.elapsed == pytest.approx(5)
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_no_copy_starts_when_the_time_is_up(is_async: bool) -> None:
+    """A copy that fails because of the deadline around the hedge is not followed by one that cannot end in time."""
+    started: list[float] = []
+
+    def body() -> None:
+        started.append(time.monotonic())
+        time.advance(1)
+        guarded.checkpoint()
+
+    async def async_body() -> None:
+        body()
+
+    policy = hedge(5, idempotent=True)
+    with virtual_time() as time, capture() as events, pytest.raises(DeadlineExceeded):
+        if is_async:
+            asyncio.run(deadline(1)(policy(async_body))())
+        else:
+            deadline(1, mode="cooperative")(policy(body))()
+    assert len(started) == 1
+    assert "hedge.launched" not in [event.name for event in events]
+
+
 def test_the_budget_bounds_the_share_of_copies() -> None:
     """Spent: the call goes on without another copy."""
     budget = RetryBudget(0, 0.1)
@@ -624,7 +647,7 @@ def test_threads_see_and_give_back_context_variables() -> None:
 
 def test_with_too_many_hung_workers_nothing_is_hedged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded: the body then runs in place."""
-    monkeypatch.setattr(workers, "abandoned", 64)
+    monkeypatch.setattr("guarded.policies.hedge.MAX_ABANDONED", 0)
     assert hedge(0, idempotent=True)(threading.get_ident)() == threading.get_ident()
 
 

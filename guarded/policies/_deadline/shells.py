@@ -7,48 +7,20 @@ for all its steps, of which only the time spent inside counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
-from datetime import timedelta
-from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from guarded._core import clock
 from guarded._core.call import Call, Deadline, OwnDeadline, Stream, current, out_of_time
-from guarded._core.durations import parse_duration
 from guarded._core.interrupt import Interrupt, fill, resume
-from guarded._core.keys import compile_argument
-from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
+from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, SyncNext
+from guarded._core.token import Token
 from guarded._core.workers import MAX_ABANDONED, Job, workers
 from guarded.errors import DeadlineExceeded, Rejected
 from guarded.events.bus import bus
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
-    from guarded.policies.deadline import DeadlineOptions, DeadlinePolicy
-
-Seconds = Callable[[Fn, Args, Kwargs], float]
-
-
-def seconds_of(options: DeadlineOptions, wrapped: Any) -> Seconds:
-    """How many seconds a call is given; a callable's answer may be 0 or less, which means spent."""
-    if not callable(options.seconds):
-        constant = options.seconds
-        return lambda fn, args, kwargs: constant
-    ask = compile_argument(options.seconds, wrapped, "seconds")
-
-    def seconds(fn: Fn, args: Args, kwargs: Kwargs) -> float:
-        given = ask(fn, args, kwargs)
-        if isinstance(given, timedelta):
-            return given.total_seconds()
-        if isinstance(given, str):
-            return parse_duration(given, option="seconds", allow_zero=True)
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not isfinite(given):
-            raise ValueError(f"deadline: seconds must be a finite number, a timedelta or a string, not {given!r}")
-        return float(given)
-
-    return seconds
+from guarded.policies._deadline.options import DeadlineOptions, seconds_of
 
 
 class DeadlineLayer:
@@ -56,7 +28,7 @@ class DeadlineLayer:
 
     __slots__ = ("constant", "label", "late", "policy", "seconds")
 
-    def __init__(self, policy: DeadlinePolicy, wrapped: Any) -> None:
+    def __init__(self, policy: Policy[DeadlineOptions], wrapped: Any) -> None:
         self.policy = policy
         self.label = policy.label
         self.late = policy.options.late
@@ -137,14 +109,16 @@ def run_in_worker(
 ) -> Any:
     mine = layer.open(call, seconds)
     if mine is None:
-        mine = cast("Deadline", call.deadline)
-        if mine.enforced:  # the deadline around this one has put us into a worker already
+        around = cast("Deadline", call.deadline)
+        if around.enforced:  # it has put us into a worker already
             return proceed(call, fn, args, kwargs)
+        mine = Deadline(around.until, around.policy, around.length)  # what else it encloses may not be in a worker
     layer.refuse_if_swamped(call)
     job, token = _start_job(layer, proceed, mine, call, fn, args, kwargs)
+    outer = call.token
     try:
-        with nullcontext() if call.token is None else call.token.on_cancel(job.waiter.wake):
-            woken = job.waiter.park(mine.until)
+        with nullcontext() if outer is None else outer.on_cancel(job.waiter.wake):
+            job.waiter.park(mine.until if outer is None else min(mine.until, outer.until))
     except BaseException:
         job.abandon()
         token.cancel("the caller was interrupted")
@@ -152,8 +126,8 @@ def run_in_worker(
     if job.abandon():
         token.cancel("the caller has left")
         bus.emit("deadline.abandoned", call, layer.policy, active=workers.abandoned)
-        if woken and call.token is not None:
-            call.token.raise_if_cancelled("running")
+        if outer is not None:
+            outer.raise_if_cancelled("running")
         raise layer.exceeded(call, mine)
     try:
         return job.outcome()
@@ -164,14 +138,12 @@ def run_in_worker(
 
 def _start_job(
     layer: DeadlineLayer, proceed: SyncNext, mine: Deadline, call: Call, fn: Fn, args: Args, kwargs: Kwargs
-) -> tuple[Job, CancelToken]:
+) -> tuple[Job, Token]:
     """Put the rest of the call into a worker: the job, and the token that tells it that nobody waits any more."""
-    from guarded.cancel import CancelToken  # cancel.py sits above the core
-
     twin = call.fork()
     twin.deadline = mine
     mine.enforced = True
-    twin.token = token = CancelToken() if call.token is None else CancelToken.any(call.token)
+    twin.token = token = Token() if call.token is None else Token.any(call.token)
     context = copy_context()
     started = clock.monotonic()
 

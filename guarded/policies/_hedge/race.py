@@ -7,52 +7,67 @@ leaves no copy behind that still thinks somebody waits for it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from guarded._core import clock, waiters
 from guarded._core.call import Call, current
-from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, SyncNext
+from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, SyncNext
+from guarded._core.token import Token
 from guarded._core.workers import Job, workers
 from guarded.events.bus import bus
 from guarded.events.redact import cause_of
 from guarded.policies._exceptions import reraise
 from guarded.policies._hedge.core import Race
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
-    from guarded.policies._retry.budget import RetryBudget
-    from guarded.policies.hedge import Hedge
+from guarded.policies._hedge.options import HedgeOptions
+from guarded.policies._retry.budget import RetryBudget
 
 
 class Contest:
-    """One hedged call: its race, and what has become of the copies that ended."""
+    """One hedged call: its race, and what has become of the copies that ended.
 
-    __slots__ = ("_began", "_budget", "_call", "_failures", "_policy", "race")
+    Args:
+        policy: the hedge.
+        observe: takes how many seconds a copy ran.
+        budget: what additional copies are charged to.
+        call: the call that is hedged.
+        after: seconds before the next copy starts.
+    """
 
-    def __init__(self, policy: Hedge, budget: RetryBudget | None, call: Call, after: float) -> None:
+    __slots__ = ("_began", "_budget", "_failures", "_policy", "call", "observe", "race")
+
+    def __init__(
+        self,
+        policy: Policy[HedgeOptions],
+        observe: Callable[[float], None],
+        budget: RetryBudget | None,
+        call: Call,
+        after: float,
+    ) -> None:
         self.race = Race(after, policy.options.max_hedges)
+        self.call = call
+        self.observe = observe
         self._policy = policy
         self._budget = budget
-        self._call = call
         self._failures: list[Exception] = []
         self._began = clock.monotonic()
 
     def next_copy(self, running: int) -> int | None:
-        """The number of the copy to start now, if any is due and the budget allows it."""
+        """The number of the copy to start now, if any is due, in time, and allowed by the budget."""
         race, now = self.race, clock.monotonic()
         if race.due > now:
             return None
         if race.started == 0:
             return race.start(now)
-        if self._budget is not None and not self._budget.withdraw():
+        if now >= self.call.until or (self._budget is not None and not self._budget.withdraw()):
             race.stop()
             return None
         cause = self._failures[-1] if self._failures and race.why == "failed" else None
         waited = now - self._began
         bus.emit(
-            "hedge.launched", self._call, self._policy, delay=waited, active=running + 1, cause=cause, reason=race.why
+            "hedge.launched", self.call, self._policy, delay=waited, active=running + 1, cause=cause, reason=race.why
         )
         return race.start(now)
 
@@ -67,10 +82,10 @@ class Contest:
         """Copy `number` has the answer; `losers` are the times at which those still running started."""
         now = clock.monotonic()
         for started in losers:
-            self._policy.observe(now - started)  # it took at least that long
+            self.observe(now - started)  # it took at least that long
         if number > 0:
             bus.emit(
-                "hedge.won", self._call, self._policy,
+                "hedge.won", self.call, self._policy,
                 duration=now - self._began, active=len(losers), attempts=self.race.started,
             )  # fmt: skip
 
@@ -116,34 +131,30 @@ def _new_copy(call: Call, number: int) -> _Copy:
 class _ThreadCopy:
     copy: _Copy
     job: Job
-    token: CancelToken
+    token: Token
 
 
 def _start_thread(
-    policy: Hedge, waiter: waiters.ThreadWaiter, copy: _Copy, proceed: SyncNext, fn: Fn, args: Args, kwargs: Kwargs
+    contest: Contest, waiter: waiters.ThreadWaiter, copy: _Copy, proceed: SyncNext, fn: Fn, args: Args, kwargs: Kwargs
 ) -> _ThreadCopy:
-    from guarded.cancel import CancelToken  # cancel.py sits above the core
-
     twin = copy.twin
-    twin.token = token = CancelToken() if twin.token is None else CancelToken.any(twin.token)
+    twin.token = token = Token() if twin.token is None else Token.any(twin.token)
 
     def body() -> Any:
         current.set(twin)
         result = proceed(twin, fn, args, kwargs)
         if not token.cancelled:  # a loser has been counted, with the time it had run, when it lost
-            policy.observe(clock.monotonic() - copy.started)
+            contest.observe(clock.monotonic() - copy.started)
         return result
 
-    job = Job(lambda: copy.context.run(body), lambda job: None)
-    job.waiter = waiter
+    job = Job(lambda: copy.context.run(body), lambda job: None, waiter)
     workers.start(job)
     return _ThreadCopy(copy, job, token)
 
 
-def run_in_threads(
-    policy: Hedge, contest: Contest, proceed: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
-) -> Any:
+def run_in_threads(contest: Contest, proceed: SyncNext, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
     """Run copies in worker threads until one succeeds or all have failed."""
+    call = contest.call
     waiter = waiters.ThreadWaiter()  # any copy that ends wakes it, once or more
     running: list[_ThreadCopy] = []
     try:
@@ -158,7 +169,7 @@ def run_in_threads(
                 contest.lost(error)
                 del error
             while (number := contest.next_copy(len(running))) is not None:
-                running.append(_start_thread(policy, waiter, _new_copy(call, number), proceed, fn, args, kwargs))
+                running.append(_start_thread(contest, waiter, _new_copy(call, number), proceed, fn, args, kwargs))
             if not running:
                 contest.all_failed()
             waiters.wait(call, waiter, contest.race.due, "running")
@@ -174,20 +185,19 @@ class _TaskCopy:
     task: asyncio.Task[Any]
 
 
-def _start_task(policy: Hedge, copy: _Copy, proceed: AsyncNext, fn: Fn, args: Args, kwargs: Kwargs) -> _TaskCopy:
+def _start_task(contest: Contest, copy: _Copy, proceed: AsyncNext, fn: Fn, args: Args, kwargs: Kwargs) -> _TaskCopy:
     async def body() -> Any:
         current.set(copy.twin)
         result = await proceed(copy.twin, fn, args, kwargs)
-        policy.observe(clock.monotonic() - copy.started)
+        contest.observe(clock.monotonic() - copy.started)
         return result
 
     return _TaskCopy(copy, asyncio.get_running_loop().create_task(body(), context=copy.context))
 
 
-async def run_in_tasks(
-    policy: Hedge, contest: Contest, proceed: AsyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs
-) -> Any:
+async def run_in_tasks(contest: Contest, proceed: AsyncNext, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
     """Run copies in tasks until one succeeds or all have failed."""
+    call = contest.call
     running: list[_TaskCopy] = []
     try:
         while True:
@@ -201,7 +211,7 @@ async def run_in_tasks(
                 contest.lost(error)
                 del error
             while (number := contest.next_copy(len(running))) is not None:
-                running.append(_start_task(policy, _new_copy(call, number), proceed, fn, args, kwargs))
+                running.append(_start_task(contest, _new_copy(call, number), proceed, fn, args, kwargs))
             if not running:
                 contest.all_failed()
             await _until_one_ends(call, running, contest.race.due)

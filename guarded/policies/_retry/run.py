@@ -9,12 +9,12 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.keys import one_shot
-from guarded._core.policy import Args, Kwargs, Site
+from guarded._core.policy import Args, Kwargs, Policy, Site
 from guarded.events.bus import bus
 from guarded.events.model import INFO, WARNING
 from guarded.http import retry_after_of, status_of
@@ -22,9 +22,7 @@ from guarded.policies._exceptions import chain, reraise
 from guarded.policies._matching import compile_exclusion, compile_match, title
 from guarded.policies._retry.budget import find_budget
 from guarded.policies._retry.core import Again, Rules, Stop
-
-if TYPE_CHECKING:
-    from guarded.policies.retry import Retry
+from guarded.policies._retry.options import RetryOptions
 
 T = TypeVar("T")
 
@@ -42,12 +40,11 @@ _NO_TIME: Final = Stop("no time left", "allow a longer deadline, or shorter dela
 class Layer:
     """A retry compiled for one callable."""
 
-    __slots__ = ("budget", "hook", "is_stream", "on_result", "policy", "retry_after", "rules", "site")
+    __slots__ = ("budget", "hook", "is_stream", "on_result", "policy", "retry_after", "rules")
 
-    def __init__(self, policy: Retry, site: Site) -> None:
+    def __init__(self, policy: Policy[RetryOptions], site: Site) -> None:
         options = policy.options
         self.policy = policy
-        self.site = site
         self.is_stream = site.is_stream
         self.on_result = None if site.is_stream else options.on_result  # a stream has no result when it starts
         self.hook = options.before_retry
