@@ -42,8 +42,13 @@ def _sync(chain: Chain) -> Entry:
         nonlocal turned
         if turned is not None:
             return turned(fn, instance, args, kwargs)
-        call = new_call(get())
-        token = publish(call)
+        around = get()
+        call = new_call(around)
+        try:
+            token = publish(call)
+        except BaseException:  # of a signal handler, right after the call was published: nobody would take it back
+            publish(around)
+            raise
         try:
             if bus.threshold <= DEBUG:
                 return _observed(chain.run, call, fn, args, kwargs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextvars import Token
+from contextlib import suppress
 from typing import Any
 
 from guarded._core import clock
@@ -18,13 +18,6 @@ from guarded._core.policy import Args, Fn, Kwargs
 from guarded._core.told import told_failed, told_succeeded
 
 Entry = Callable[[Fn, Any, Args, Kwargs], Any]
-
-
-def _restore(token: Token[Call | None]) -> None:
-    try:
-        current.reset(token)
-    except ValueError:
-        pass  # an abandoned stream is closed by the garbage collector, in a context that is not its own
 
 
 def enter_generator(chain: Chain) -> Entry:
@@ -37,11 +30,12 @@ def enter_generator(chain: Chain) -> Entry:
         ended: BaseException | None = None
 
         def published(step: Callable[[], Any]) -> Any:
-            token = current.set(call)
+            around = current.get()
             try:
+                current.set(call)
                 return step()
             finally:
-                _restore(token)
+                current.set(around)
 
         try:
             generator, done, item = published(lambda: chain.run(call, fn, args, kwargs))
@@ -88,7 +82,8 @@ def enter_async_generator(chain: Chain) -> Entry:
             try:
                 return await step()
             finally:
-                _restore(token)
+                with suppress(ValueError):  # an abandoned stream is closed in a context that is not its own
+                    current.reset(token)
 
         try:
             generator, done, item = await published(lambda: chain.run(call, fn, args, kwargs))

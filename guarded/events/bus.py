@@ -108,7 +108,7 @@ class Bus:
     __slots__ = ("__weakref__", "_lock", "_subscriptions", "threshold")
 
     def __init__(self) -> None:
-        self.threshold = _NOBODY
+        self.threshold: int = _NOBODY
         self._subscriptions: tuple[Subscription, ...] = ()  # replaced as a whole, so that emit needs no lock
         self._renew()
         after_fork(self, Bus._renew)
@@ -137,7 +137,7 @@ class Bus:
 
     def _replace(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._subscriptions = subscriptions
-        self.threshold: int = min((subscription.level for subscription in subscriptions), default=_NOBODY)
+        self.threshold = min((subscription.level for subscription in subscriptions), default=_NOBODY)
 
     def emit(self, name: str, call: Call | None, policy: Labelled | None, **fields: Unpack[Fields]) -> None:
         """Tell the sinks that `name` happened; returns at once when nobody listens at its level.
@@ -151,8 +151,8 @@ class Bus:
         level = _LEVEL_OF[name]
         if level < self.threshold or _inside_sink.get():
             return
-        token = _inside_sink.set(True)  # already now: building asks an exception for its text, which is user code
         try:
+            _inside_sink.set(True)  # already now: building asks an exception for its text, which is user code
             event = _build(name, level, call, policy, cast("dict[str, Any]", fields))
             for subscription in self._subscriptions:
                 if subscription.level <= level:
@@ -161,7 +161,7 @@ class Bus:
                     except Exception as error:
                         self._failed(subscription, error)
         finally:
-            _inside_sink.reset(token)
+            _inside_sink.set(False)
 
     def _failed(self, subscription: Subscription, error: Exception) -> None:
         with self._lock:

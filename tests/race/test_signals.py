@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from guarded import circuit, limit, rate
+from guarded import CancelToken, DeadlineExceeded, Rejected, circuit, deadline, limit, rate, retry
+from guarded._core import clock
+from guarded._core.call import current
 from guarded._core.monitor import Monitor
+from guarded._core.workers import workers
+from guarded.events.bus import bus
+from guarded.events.model import event_maker
+from guarded.testing import capture
 
 ALARMS = 300
 
@@ -22,12 +31,15 @@ class Alarm(Exception):
 
 
 @pytest.fixture(autouse=True)
-def alarms() -> Iterator[None]:
-    """SIGALRM raises into whatever the main thread is doing."""
+def alarms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SIGALRM raises into whatever the main thread is doing; what nobody could catch then is passed over."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    monkeypatch.setattr(warnings, "showwarning", lambda *args, **kwargs: None)  # of a sink that an alarm hit
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Alarm
 
+    event_maker()  # else made in the midst of the first call that something is told of
     before = signal.signal(signal.SIGALRM, handler)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -36,12 +48,13 @@ def alarms() -> Iterator[None]:
 
 def call_until_alarm(call: Callable[[], object], after: float) -> None:
     """Call again and again; an alarm that hits a finalizer is swallowed there, so that another one follows."""
-    try:
-        signal.setitimer(signal.ITIMER_REAL, after, 0.005)
-        while True:
-            call()
-    except Alarm:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    with suppress(Alarm):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after, 0.005)
+            while True:
+                call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def is_free(monitor: Monitor) -> bool:
@@ -84,7 +97,6 @@ def failing_circuit() -> tuple[Callable[[], object], Monitor]:
 
 
 @pytest.mark.real_clock
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what hits a weak reference's callback
 @pytest.mark.parametrize(
     "make",
     [
@@ -101,3 +113,79 @@ def test_a_raising_handler_leaves_no_lock_behind(make: Callable[[], tuple[Callab
     for _ in range(ALARMS):
         call_until_alarm(call, rng.uniform(20e-6, 300e-6))
         assert is_free(monitor)
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_raising_handler_leaves_no_call_published(streams: bool) -> None:
+    """What follows in the same thread is not taken for a part of the call that was cut off."""
+    rng = random.Random(7)
+    kept: list[Any] = []  # a stream that is cut off is closed here, not while alarms go off
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    body: Any = deadline(60, mode="cooperative")(numbers if streams else lambda: ())
+
+    def call() -> None:
+        kept[:] = [body()]
+        for _ in kept[0]:
+            pass
+
+    for _ in range(ALARMS):
+        call_until_alarm(call, rng.uniform(20e-6, 300e-6))
+        assert current.get() is None
+        kept.clear()
+
+
+@pytest.mark.real_clock
+def test_a_raising_handler_leaves_no_thread_without_events() -> None:
+    """Telling of an event is over when it is cut off: the next one is told too."""
+    rng = random.Random(7)
+    policy = retry(retries=0)
+
+    def tell() -> None:
+        bus.emit("retry.recovered", None, policy)
+
+    with capture() as events:
+        for _ in range(ALARMS):
+            call_until_alarm(tell, rng.uniform(20e-6, 300e-6))
+            events.clear()
+            tell()
+            assert len(events) == 1
+
+
+@pytest.mark.real_clock
+def test_a_raising_handler_leaves_no_worker_counted() -> None:
+    """A caller that is cut off while it leaves its worker behind counts it once, and the worker takes it back."""
+    rng = random.Random(7)
+    late: Any = deadline(50e-6)(lambda: clock.pause(100e-6))
+
+    def call() -> None:
+        with suppress(DeadlineExceeded, Rejected, KeyError):  # the last where Thread.start was cut off
+            late()
+
+    for _ in range(ALARMS):
+        call_until_alarm(call, rng.uniform(20e-6, 2e-3))
+    for _ in range(1000):
+        if workers.abandoned == 0:
+            break
+        clock.pause(0.001)
+    assert workers.abandoned == 0
+
+
+@pytest.mark.real_clock
+def test_a_token_that_a_raising_handler_cut_short_can_be_cancelled_again() -> None:
+    """It has fired or it has not: never is it used up without having fired."""
+    rng = random.Random(7)
+    token = CancelToken()
+
+    def fire() -> None:
+        nonlocal token
+        token = CancelToken()
+        token.cancel("enough")
+
+    for _ in range(ALARMS):
+        call_until_alarm(fire, rng.uniform(20e-6, 300e-6))
+        token.cancel("enough")
+        assert token.reason == "enough"
