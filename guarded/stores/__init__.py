@@ -70,7 +70,8 @@ def open_store(address: Any, **options: Any) -> Any:
     kind = _KINDS.get(scheme.lower()) if colon else None
     if kind is None:
         raise StoreProblem(
-            f"store: {scrub(address)!r} is no address of a store: use one of {', '.join(_KINDS)}, memory"
+            f"store: {scrub(address)!r} is no address of a store, such as redis://host:6379/0: "
+            f"it must begin with one of {', '.join(f'{known}:' for known in (*_KINDS, 'memory'))}"
         )
     key = address, tuple(sorted(options.items()))
     with _lock:
@@ -91,5 +92,5 @@ def face_of(store: Any, kind: str) -> Any:
     """The face of a store for a kind of policy; StoreProblem when it has none."""
     face = getattr(store, FACES[kind], None)
     if face is None or not isinstance(store, Store):
-        raise StoreProblem(f"store={store!r}: keeps no state of {kind} layers")
+        raise StoreProblem(f"store={store!r}: keeps no state of {kind} layers, as one at redis:// does")
     return face

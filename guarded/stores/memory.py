@@ -1,12 +1,12 @@
 """Records of idempotent calls in this process.
 
 Finished records live in a bounded cache and are pushed out oldest-used first when it is full; marks of running
-calls live apart and are never pushed out. Everything is behind one lock, under which no user code runs.
+calls live apart and are never pushed out. Everything is behind one lock, under which no user code runs but that of
+finalizers, whose calls are refused then.
 """
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import cachetools
 
 from guarded._core import clock
 from guarded._core.fork import after_fork
+from guarded._core.monitor import Monitor
 from guarded.policies._idempotent import records
 from guarded.policies._idempotent.records import Record
 from guarded.stores.contract.idempotent import Claim, Reply
@@ -34,7 +35,7 @@ class _Finished(cachetools.TLRUCache[str, Record[Any]]):
         return super().popitem()
 
 
-class MemoryStore:
+class MemoryStore(Monitor):
     """Keeps idempotency records until the process ends.
 
     Args:
@@ -47,16 +48,16 @@ class MemoryStore:
     def __init__(self, max_records: int = MAX_RECORDS, *, name: str = "memory") -> None:
         if type(max_records) is not int or max_records < 1:
             raise ValueError(f"max_records={max_records!r}: must be a whole number from 1 up")
+        super().__init__()
         self.name = name
         self.max_records = max_records
-        self._lock = threading.Lock()
         self._running: dict[str, Record[Any]] = {}
         self._finished = _Finished(max_records)
         after_fork(self, MemoryStore._forget_runs)
 
     def begin(self, key: str, claim: Claim) -> Reply[Any]:
         """See `IdempotentStore.begin`."""
-        with self._lock:
+        with self, self._lock:
             reply, record = records.begin(self._find(key), claim, clock.monotonic())
             if record is not None:
                 self._running[key] = record
@@ -64,7 +65,7 @@ class MemoryStore:
 
     def complete(self, key: str, claim: Claim, payload: Any) -> bool:
         """See `IdempotentStore.complete`."""
-        with self._lock:
+        with self, self._lock:
             record = records.complete(self._find(key), claim, payload, clock.monotonic())
             if record is None:
                 return False
@@ -74,7 +75,7 @@ class MemoryStore:
 
     def renew(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.renew`."""
-        with self._lock:
+        with self, self._lock:
             record = records.renew(self._find(key), claim, clock.monotonic())
             if record is None:
                 return False
@@ -83,7 +84,7 @@ class MemoryStore:
 
     def release(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.release`."""
-        with self._lock:
+        with self, self._lock:
             if not records.may_release(self._find(key), claim, clock.monotonic()):
                 return False
             del self._running[key]
@@ -107,12 +108,12 @@ class MemoryStore:
 
     def clear(self) -> None:
         """Forget every finished record; runs in flight go on."""
-        with self._lock:
+        with self, self._lock:
             self._finished.clear()
 
     def snapshot(self) -> dict[str, int]:
         """Numbers of running and finished records, and of those pushed out before their time."""
-        with self._lock:
+        with self, self._lock:
             self._finished.expire()
             return {
                 "running": len(self._running),
@@ -121,7 +122,7 @@ class MemoryStore:
             }
 
     def _forget_runs(self) -> None:
-        self._lock = threading.Lock()
+        Monitor.__init__(self)
         self._running = {}
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 
-from guarded import idempotent
+from guarded import Deadlock, idempotent
 from guarded.stores.contract.idempotent import Claim, Finished, Running, Started
 from guarded.stores.memory import MemoryStore
 from guarded.testing import virtual_time
@@ -22,6 +22,14 @@ def test_bad_bounds_are_named(bad: object) -> None:
     """The option, the value and the rule."""
     with pytest.raises(ValueError, match="max_records="):
         MemoryStore(bad)  # type: ignore[arg-type]
+
+
+def test_a_finalizer_in_the_middle_of_a_step_is_refused() -> None:
+    """A guarded call that it makes would wait for itself."""
+    store = MemoryStore()
+    with store, store._lock, pytest.raises(Deadlock, match="finalizer"):
+        store.begin("k", CLAIM)
+    assert store.begin("k", CLAIM) == Started()
 
 
 def test_both_faces_are_one_store() -> None:

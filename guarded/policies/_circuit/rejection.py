@@ -41,7 +41,7 @@ def why(refusal: Refusal) -> str:
 
 
 def _message(name: str, refusal: Refusal, cause: BaseException | None) -> str:
-    age = format_duration(refusal.age / _NS)
+    age = format_duration(round(refusal.age / _NS, 3))
     if refusal.state == ISOLATED:
         return f"circuit {name!r} has been isolated by hand for {age}; reset() lets calls through again"
     seen = _seen(refusal.opening, cause)
