@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import threading
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +30,6 @@ class StoreProblem(ValueError):
     """What is wrong with an option that means a store."""
 
 
-_lock = threading.Lock()
 _open: dict[tuple[str, tuple[tuple[str, Any], ...]], Any] = {}
 
 
@@ -74,11 +72,8 @@ def open_store(address: Any, **options: Any) -> Any:
             f"it must begin with one of {', '.join(f'{known}:' for known in (*_KINDS, 'memory'))}"
         )
     key = address, tuple(sorted(options.items()))
-    with _lock:
-        found = _open.get(key)
-        if found is None:
-            found = _open[key] = _load(scheme, *kind)(address, **options)
-    return found
+    found = _open.get(key)
+    return _open.setdefault(key, _load(scheme, *kind)(address, **options)) if found is None else found
 
 
 def _load(scheme: str, module: str, name: str) -> Any:

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag
@@ -28,102 +28,90 @@ _LONGEST_INT = 10**300  # the interpreter refuses to read decimal text of more t
 Tagged = dict[str, Any]
 
 
-class Codec:
-    """Encodes and decodes plain values and records.
+def encode(value: object, name: str = "result") -> bytes:
+    """The bytes of `value`.
 
-    Args:
-        allow: the only classes that may be decoded; None for every loaded dataclass, named tuple, enum and model.
+    Raises:
+        TypeError: something in it cannot be encoded, named by its path from `name`.
     """
+    return json.dumps(_pack(value, name, 0), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
-    def __init__(self, allow: Collection[type] | None = None) -> None:
-        self._allow = None if allow is None else {class_path(kind) for kind in allow}
 
-    def encode(self, value: object, name: str = "result") -> bytes:
-        """The bytes of `value`.
+def decode(data: bytes) -> Any:
+    """The value of bytes made by `encode`.
 
-        Raises:
-            TypeError: something in it cannot be encoded, named by its path from `name`.
-        """
-        return json.dumps(self._pack(value, name, 0), separators=(",", ":"), ensure_ascii=False).encode(
-            "utf-8", "surrogatepass"
+    Raises:
+        ValueError: the bytes are damaged, or name a class that is not loaded or not a record.
+    """
+    try:
+        return _unpack(json.loads(data.decode("utf-8", "surrogatepass")))
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"the stored value is damaged: {type(error).__name__}") from error
+
+
+def _pack(value: Any, path: str, depth: int) -> Any:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return value
+    if depth > _DEEPEST:
+        raise TypeError(f"{path[:80]}…: cannot encode what is nested more than {_DEEPEST} deep or contains itself")
+    pack = _PACKERS.get(kind)
+    if pack is not None:
+        return pack(value, path, depth + 1)
+    return _pack_record(value, kind, path, depth + 1)
+
+
+def _pack_record(value: Any, kind: type, path: str, depth: int) -> Tagged:
+    if isinstance(value, Enum):
+        _require(kind, path)
+        name, member = ("~flag", value.value) if isinstance(value, Flag) else ("~enum", value.name)
+        return {name: [class_path(kind), member]}
+    what = record_kind(kind)
+    if what is None:
+        if isinstance(value, tzinfo):
+            return {"~tz": _pack_zone(value, path)}
+        raise TypeError(
+            f"{path}: cannot encode {kind.__module__}.{kind.__qualname__}; return plain values, "
+            "dataclasses, named tuples, enums or pydantic models"
         )
+    _require(kind, path)
+    if what == "named":
+        items = [_pack(item, f"{path}.{name}", depth) for name, item in zip(kind._fields, value, strict=True)]  # type: ignore[attr-defined]
+        return {"~named": [class_path(kind), items]}
+    state = _data_state(value, path) if what == "data" else _model_state(value)
+    return {f"~{what}": [class_path(kind), _pack_dict(state, path, depth, ".{}")]}
 
-    def decode(self, data: bytes) -> Any:
-        """The value of bytes made by `encode`.
 
-        Raises:
-            ValueError: the bytes are damaged, or name a class that is not loaded, not a record, or not allowed.
-        """
+def _require(kind: type, path: str) -> None:
+    """Refuse to encode what could not be decoded."""
+    try:
+        found = find_class(class_path(kind))
+    except ValueError as error:
+        raise TypeError(f"{path}: cannot encode {kind.__module__}.{kind.__qualname__}: {error}") from None
+    if found is not kind:
+        raise TypeError(f"{path}: cannot encode {class_path(kind)}: another class has that name now")
+    if dataclasses.is_dataclass(kind):
         try:
-            return self._unpack(json.loads(data.decode("utf-8", "surrogatepass")))
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"the stored value is damaged: {type(error).__name__}") from error
+            object.__new__(kind)
+        except TypeError:
+            raise TypeError(f"{path}: cannot encode {class_path(kind)}: it is more than its fields") from None
 
-    def _pack(self, value: Any, path: str, depth: int) -> Any:
-        kind = type(value)
-        if kind is str or kind is bool or value is None:
-            return value
-        if depth > _DEEPEST:
-            raise TypeError(f"{path[:80]}…: cannot encode what is nested more than {_DEEPEST} deep or contains itself")
-        pack = _PACKERS.get(kind)
-        if pack is not None:
-            return pack(self, value, path, depth + 1)
-        return self._pack_record(value, kind, path, depth + 1)
 
-    def _pack_record(self, value: Any, kind: type, path: str, depth: int) -> Tagged:
-        if isinstance(value, Enum):
-            self._require(kind, path)
-            name, member = ("~flag", value.value) if isinstance(value, Flag) else ("~enum", value.name)
-            return {name: [class_path(kind), member]}
-        what = record_kind(kind)
-        if what is None:
-            if isinstance(value, tzinfo):
-                return {"~tz": _pack_zone(value, path)}
-            raise TypeError(
-                f"{path}: cannot encode {kind.__module__}.{kind.__qualname__}; return plain values, "
-                "dataclasses, named tuples, enums or pydantic models"
-            )
-        self._require(kind, path)
-        if what == "named":
-            items = [self._pack(item, f"{path}.{name}", depth) for name, item in zip(kind._fields, value, strict=True)]  # type: ignore[attr-defined]
-            return {"~named": [class_path(kind), items]}
-        state = _data_state(value, path) if what == "data" else _model_state(value)
-        return {f"~{what}": [class_path(kind), _pack_dict(self, state, path, depth, ".{}")]}
-
-    def _require(self, kind: type, path: str) -> None:
-        """Refuse to encode what could not be decoded."""
-        try:
-            found = self._class(class_path(kind))
-        except ValueError as error:
-            raise TypeError(f"{path}: cannot encode {kind.__module__}.{kind.__qualname__}: {error}") from None
-        if found is not kind:
-            raise TypeError(f"{path}: cannot encode {class_path(kind)}: another class has that name now")
-        if dataclasses.is_dataclass(kind):
-            try:
-                object.__new__(kind)
-            except TypeError:
-                raise TypeError(f"{path}: cannot encode {class_path(kind)}: it is more than its fields") from None
-
-    def _class(self, path: str) -> type:
-        if self._allow is not None and path not in self._allow:
-            raise ValueError(f"{path} is not among the allowed classes")
-        return find_class(path)
-
-    def _unpack(self, packed: Any) -> Any:
-        if type(packed) is list:
-            return [self._unpack(item) for item in packed]
-        if type(packed) is not dict:
-            return packed
-        if len(packed) == 1:
-            [(tag, content)] = packed.items()
-            if tag.startswith("~"):
-                unpack = _UNPACKERS.get(tag)
-                if unpack is None:
-                    raise ValueError(f"the stored value has the unknown tag {tag!r}")
-                return unpack(self, content)
-        return {name: self._unpack(item) for name, item in packed.items()}
+def _unpack(packed: Any) -> Any:
+    if type(packed) is list:
+        return [_unpack(item) for item in packed]
+    if type(packed) is not dict:
+        return packed
+    if len(packed) == 1:
+        [(tag, content)] = packed.items()
+        if tag.startswith("~"):
+            unpack = _UNPACKERS.get(tag)
+            if unpack is None:
+                raise ValueError(f"the stored value has the unknown tag {tag!r}")
+            return unpack(content)
+    return {name: _unpack(item) for name, item in packed.items()}
 
 
 def encodes(kind: type) -> bool:
@@ -173,43 +161,43 @@ def _model_state(value: Any) -> dict[str, Any]:
     return {name: item for name, item in state.items() if item is not None}
 
 
-def _pack_dict(codec: Codec, value: dict[Any, Any], path: str, depth: int, step: str = "[{!r}]") -> Tagged:
+def _pack_dict(value: dict[Any, Any], path: str, depth: int, step: str = "[{!r}]") -> Tagged:
     if all(type(name) is str for name in value) and not (len(value) == 1 and next(iter(value)).startswith("~")):
-        return {name: codec._pack(item, path + step.format(name), depth) for name, item in value.items()}
+        return {name: _pack(item, path + step.format(name), depth) for name, item in value.items()}
     return {
         "~dict": [
-            [codec._pack(name, f"{path} key", depth), codec._pack(item, path + step.format(name), depth)]
+            [_pack(name, f"{path} key", depth), _pack(item, path + step.format(name), depth)]
             for name, item in value.items()
         ]
     }
 
 
-def _items(tag: str | None) -> Callable[[Codec, Any, str, int], Any]:
-    def pack(codec: Codec, value: Any, path: str, depth: int) -> Any:
-        items = [codec._pack(item, f"{path}[{index}]", depth) for index, item in enumerate(value)]
+def _items(tag: str | None) -> Callable[[Any, str, int], Any]:
+    def pack(value: Any, path: str, depth: int) -> Any:
+        items = [_pack(item, f"{path}[{index}]", depth) for index, item in enumerate(value)]
         return items if tag is None else {tag: items}
 
     return pack
 
 
-def _text(tag: str, shown: Callable[[Any], object]) -> Callable[[Codec, Any, str, int], Any]:
-    return lambda codec, value, path, depth: {tag: shown(value)}
+def _text(tag: str, shown: Callable[[Any], object]) -> Callable[[Any, str, int], Any]:
+    return lambda value, path, depth: {tag: shown(value)}
 
 
-def _pack_int(codec: Codec, value: int, path: str, depth: int) -> Any:
+def _pack_int(value: int, path: str, depth: int) -> Any:
     return value if -_LONGEST_INT < value < _LONGEST_INT else {"~int": f"{value:x}"}
 
 
-def _pack_float(codec: Codec, value: float, path: str, depth: int) -> Any:
+def _pack_float(value: float, path: str, depth: int) -> Any:
     return value if math.isfinite(value) else {"~float": repr(value)}
 
 
-def _pack_datetime(codec: Codec, value: datetime, path: str, depth: int) -> Tagged:
+def _pack_datetime(value: datetime, path: str, depth: int) -> Tagged:
     wall = value.replace(tzinfo=None, fold=0).isoformat()
     return {"~datetime": [wall, value.fold, _pack_zone(value.tzinfo, path)]}
 
 
-def _pack_time(codec: Codec, value: time, path: str, depth: int) -> Tagged:
+def _pack_time(value: time, path: str, depth: int) -> Tagged:
     return {"~time": [value.replace(tzinfo=None, fold=0).isoformat(), value.fold, _pack_zone(value.tzinfo, path)]}
 
 
@@ -238,44 +226,44 @@ def _unpack_zone(packed: Any) -> tzinfo | None:
     return UTC if not offset else timezone(offset)
 
 
-def _unpack_datetime(codec: Codec, content: Any) -> datetime:
+def _unpack_datetime(content: Any) -> datetime:
     wall, fold, zone = content
     return datetime.fromisoformat(wall).replace(fold=fold, tzinfo=_unpack_zone(zone))
 
 
-def _unpack_time(codec: Codec, content: Any) -> time:
+def _unpack_time(content: Any) -> time:
     wall, fold, zone = content
     return time.fromisoformat(wall).replace(fold=fold, tzinfo=_unpack_zone(zone))
 
 
-def _unpack_dict(codec: Codec, content: Any) -> dict[Any, Any]:
-    return {codec._unpack(name): codec._unpack(item) for name, item in content}
+def _unpack_dict(content: Any) -> dict[Any, Any]:
+    return {_unpack(name): _unpack(item) for name, item in content}
 
 
-def _unpack_enum(codec: Codec, content: Any) -> Enum:
-    kind = codec._class(content[0])
+def _unpack_enum(content: Any) -> Enum:
+    kind = find_class(content[0])
     if not issubclass(kind, Enum) or content[1] not in kind.__members__:
         raise ValueError(f"{content[0]} has no member of the stored name")
     return kind.__members__[content[1]]
 
 
-def _unpack_flag(codec: Codec, content: Any) -> Flag:
-    kind = codec._class(content[0])
+def _unpack_flag(content: Any) -> Flag:
+    kind = find_class(content[0])
     if not issubclass(kind, Flag):
         raise ValueError(f"{content[0]} is no Flag")
     return kind(content[1])
 
 
-def _record_class(codec: Codec, path: str, what: str) -> Any:
-    kind = codec._class(path)
+def _record_class(path: str, what: str) -> Any:
+    kind = find_class(path)
     if record_kind(kind) != what:
         raise ValueError(f"{path} is not the kind of class it was when it was stored")
     return kind
 
 
-def _unpack_data(codec: Codec, content: Any) -> Any:
-    kind = _record_class(codec, content[0], "data")
-    state = codec._unpack(content[1])
+def _unpack_data(content: Any) -> Any:
+    kind = _record_class(content[0], "data")
+    state = _unpack(content[1])
     if state.keys() != {field.name for field in dataclasses.fields(kind)}:
         raise ValueError(f"{content[0]} has other fields than when it was stored")
     value = object.__new__(kind)
@@ -284,23 +272,23 @@ def _unpack_data(codec: Codec, content: Any) -> Any:
     return value
 
 
-def _unpack_named(codec: Codec, content: Any) -> Any:
-    kind = _record_class(codec, content[0], "named")
+def _unpack_named(content: Any) -> Any:
+    kind = _record_class(content[0], "named")
     if len(content[1]) != len(kind._fields):
         raise ValueError(f"{content[0]} has other fields than when it was stored")
-    return tuple.__new__(kind, codec._unpack(content[1]))
+    return tuple.__new__(kind, _unpack(content[1]))
 
 
-def _unpack_model(codec: Codec, content: Any) -> Any:
-    kind = _record_class(codec, content[0], "model")
-    state = codec._unpack(content[1])
+def _unpack_model(content: Any) -> Any:
+    kind = _record_class(content[0], "model")
+    state = _unpack(content[1])
     value = object.__new__(kind)
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
         object.__setattr__(value, name, state.get(name))
     return value
 
 
-_PACKERS: dict[type, Callable[[Codec, Any, str, int], Any]] = {
+_PACKERS: dict[type, Callable[[Any, str, int], Any]] = {
     int: _pack_int,
     float: _pack_float,
     list: _items(None),
@@ -319,23 +307,23 @@ _PACKERS: dict[type, Callable[[Codec, Any, str, int], Any]] = {
     time: _pack_time,
 }
 
-_UNPACKERS: dict[str, Callable[[Codec, Any], Any]] = {
-    "~int": lambda codec, content: int(content, 16),
-    "~float": lambda codec, content: float(content),
-    "~tuple": lambda codec, content: tuple(codec._unpack(content)),
-    "~set": lambda codec, content: set(codec._unpack(content)),
-    "~frozenset": lambda codec, content: frozenset(codec._unpack(content)),
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    "~int": lambda content: int(content, 16),
+    "~float": lambda content: float(content),
+    "~tuple": lambda content: tuple(_unpack(content)),
+    "~set": lambda content: set(_unpack(content)),
+    "~frozenset": lambda content: frozenset(_unpack(content)),
     "~dict": _unpack_dict,
-    "~bytes": lambda codec, content: base64.b64decode(content, validate=True),
-    "~bytearray": lambda codec, content: bytearray(base64.b64decode(content, validate=True)),
-    "~complex": lambda codec, content: complex(float(content[0]), float(content[1])),
-    "~decimal": lambda codec, content: Decimal(content),
-    "~uuid": lambda codec, content: UUID(hex=content),
-    "~date": lambda codec, content: date.fromisoformat(content),
-    "~timedelta": lambda codec, content: timedelta(*content),
+    "~bytes": lambda content: base64.b64decode(content, validate=True),
+    "~bytearray": lambda content: bytearray(base64.b64decode(content, validate=True)),
+    "~complex": lambda content: complex(float(content[0]), float(content[1])),
+    "~decimal": lambda content: Decimal(content),
+    "~uuid": lambda content: UUID(hex=content),
+    "~date": lambda content: date.fromisoformat(content),
+    "~timedelta": lambda content: timedelta(*content),
     "~datetime": _unpack_datetime,
     "~time": _unpack_time,
-    "~tz": lambda codec, content: _unpack_zone(content),
+    "~tz": lambda content: _unpack_zone(content),
     "~enum": _unpack_enum,
     "~flag": _unpack_flag,
     "~named": _unpack_named,

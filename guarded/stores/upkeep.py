@@ -107,7 +107,7 @@ class Upkeep:
         action = chore.action
         try:
             again = action is not None and action()
-        except Exception as error:
+        except BaseException as error:  # a sink that raises SystemExit too: the other chores need the thread
             again = False
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
         if again and chore.action is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -26,6 +28,18 @@ def test_one_address_is_one_store(url: str) -> None:
     assert open_store(url, timeout="50ms") is not store
     assert pickle.loads(pickle.dumps(store)) is store
     assert pickle.loads(pickle.dumps(open_store(url, timeout="50ms"))) is open_store(url, timeout="50ms")
+
+
+def test_one_address_is_one_store_for_threads_at_once() -> None:
+    """Whoever is slower gets the store of the faster one."""
+    ready = threading.Barrier(4)
+
+    def opened(_: int) -> Any:
+        ready.wait(10)
+        return open_store("redis://threads:1")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(store) for store in pool.map(opened, range(4))}) == 1
 
 
 def test_a_store_has_a_face_for_each_kind() -> None:

@@ -51,6 +51,24 @@ def test_chores_run_at_their_intervals_until_they_are_done() -> None:
     assert all(gap >= 3e9 for gap in gaps)
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_what_a_chore_raises_ends_no_other(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported like what ends a thread."""
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+    upkeep = Upkeep()
+    ran: list[int] = []
+
+    def failing() -> bool:
+        raise error
+
+    with virtual_time(auto=False) as time:
+        upkeep.every(1, failing)
+        upkeep.every(2, lambda: ran.append(1) is not None)
+        until(lambda: not alive(upkeep), time)
+    assert (reported, ran) == ([error], [1])
+
+
 def test_a_cancelled_chore_does_not_run() -> None:
     """It is dropped, with what it held, and does not keep the thread."""
     upkeep = Upkeep()
@@ -75,19 +93,3 @@ def test_an_earlier_chore_is_not_kept_waiting() -> None:
         until(lambda: order == ["early"], None)
         time.advance(1000)
         until(lambda: order == ["early", "late"])
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_chore_that_raises_ends_alone() -> None:
-    """The exception goes to threading.excepthook, the others go on."""
-    upkeep = Upkeep()
-    ran: list[int] = []
-
-    def broken() -> bool:
-        raise LookupError("broken chore")
-
-    with virtual_time(auto=False) as time:
-        upkeep.every(1, broken)
-        upkeep.every(2, lambda: ran.append(1) is not None)
-        until(lambda: not alive(upkeep), time)
-    assert ran == [1]

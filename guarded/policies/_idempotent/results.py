@@ -15,10 +15,7 @@ from abc import ABC
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
-
-if TYPE_CHECKING:
-    from guarded.stores.codec import Codec
+from typing import IO, Any, ClassVar, Literal, Protocol, cast
 
 Form = Literal["value", "error", "nothing"]
 
@@ -63,27 +60,30 @@ class Copies:
 
 
 class Bytes:
-    """Keeps bytes, by a codec; stored errors are rebuilt only if their class is one of `errors`."""
+    """Keeps bytes, by the codec of stores; stored errors are rebuilt only if their class is one of `errors`."""
 
     _FORMS: ClassVar[dict[bytes, Form]] = {b"v": "value", b"e": "error", b"n": "nothing"}
 
-    def __init__(self, codec: Codec, errors: tuple[type[Exception], ...]) -> None:
-        self._codec = codec
+    def __init__(self, errors: tuple[type[Exception], ...]) -> None:
         self._errors = errors
 
     def keep(self, form: Form, content: Any) -> bytes:
         """See `Keeper.keep`."""
+        from guarded.stores.codec import encode  # brings decimals, time zones and more along: only when it is needed
+
         if form == "error":
             kind = type(content)
             content = (f"{kind.__module__}:{kind.__qualname__}", _arguments(content), dict(content.__dict__))
-        return form[:1].encode() + self._codec.encode(content, "error" if form == "error" else "result")
+        return form[:1].encode() + encode(content, "error" if form == "error" else "result")
 
     def open(self, payload: bytes) -> tuple[Form, Any]:
         """See `Keeper.open`."""
+        from guarded.stores.codec import decode
+
         form = self._FORMS.get(bytes(payload[:1]))
         if form is None:
             raise ValueError("the stored value is damaged: its first byte is unknown")
-        content = self._codec.decode(payload[1:])
+        content = decode(payload[1:])
         return form, self._rebuilt(*content) if form == "error" else content
 
     def _rebuilt(self, path: str, args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
@@ -99,9 +99,7 @@ def keeper_for(durable: bool, errors: tuple[type[Exception], ...]) -> Keeper:
     """What turns results into what a store keeps: objects, or bytes where it is durable."""
     if not durable:
         return Copies()
-    from guarded.stores.codec import Codec  # only where there is such a store
-
-    return Bytes(Codec(), errors)
+    return Bytes(errors)
 
 
 def twin_of(error: Exception) -> Exception:
