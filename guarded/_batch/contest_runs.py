@@ -20,7 +20,7 @@ from guarded._batch.offload import all_ended, call_plainly, close_unstarted, in_
 from guarded._batch.plan import context_of_bodies, scope_of, unpack_hint
 from guarded._batch.settled import Settled, cut_off, failure, leave_behind, success
 from guarded._core import clock, waiters
-from guarded._core.chain import kind_of
+from guarded._core.kinds import kind_of
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded._core.workers import Job
 

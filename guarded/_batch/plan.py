@@ -17,7 +17,7 @@ from guarded._batch.offload import close_unstarted
 from guarded._batch.progress import OnProgress, Reports
 from guarded._batch.source import size_of
 from guarded._core.call import Call, current
-from guarded._core.chain import kind_of
+from guarded._core.kinds import kind_of
 
 if TYPE_CHECKING:
     from guarded.cancel import CancelToken

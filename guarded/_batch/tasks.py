@@ -19,7 +19,7 @@ from guarded._batch.settled import Settled, cut_off, failure, success
 from guarded._batch.source import AsyncSource, Source
 from guarded._batch.window import Window
 from guarded._core import clock, waiters
-from guarded._core.chain import kind_of
+from guarded._core.kinds import kind_of
 from guarded._core.waiters import TaskWaiter
 from guarded.cancel import CancelToken
 from guarded.errors import Cancelled

@@ -7,10 +7,8 @@ function. A chain is compiled at its first call and again after `invalidate_all`
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -18,8 +16,9 @@ from types import CoroutineType
 from typing import Any, TypeAlias
 
 from guarded._core.call import Call, call_maker
+from guarded._core.kinds import Kind, kind_of, qualified_name
 from guarded._core.order import expand_known
-from guarded._core.policy import Args, Fn, Kind, Kwargs, Policy, Site
+from guarded._core.policy import Args, Fn, Kwargs, Policy, Site
 from guarded._core.registry import registry
 
 Rewrite: TypeAlias = "Callable[[Chain, tuple[Policy[Any], ...]], tuple[Policy[Any], ...]]"
@@ -194,50 +193,3 @@ _BODIES: dict[Kind, Callable[[Call, Fn, Args, Kwargs], Any]] = {
     "generator": _start,
     "async_generator": _start_async,
 }
-
-
-def kind_of(wrapped: Any) -> Kind:
-    """How a callable is called, seen through partials, class and static methods and callable objects."""
-    target = wrapped
-    while True:
-        if isinstance(target, functools.partial):
-            target = target.func
-        elif isinstance(target, (classmethod, staticmethod)):
-            target = target.__func__
-        else:
-            break
-    candidates = [target]
-    if not inspect.isroutine(target):
-        candidates.append(getattr(type(target), "__call__", None))  # noqa: B004 - the method, not the question
-    for candidate in candidates:
-        if inspect.iscoroutinefunction(candidate):
-            return "async"
-        if inspect.isasyncgenfunction(candidate):
-            return "async_generator"
-        if inspect.isgeneratorfunction(candidate):
-            return "generator"
-    return "sync"
-
-
-def qualified_name(wrapped: Any) -> str:
-    """``module.Class.method`` of a callable; of the function below a partial, of the class of a callable object."""
-    target = wrapped
-    while isinstance(target, functools.partial):
-        target = target.func
-    module = _importable(getattr(target, "__module__", None))
-    name = getattr(target, "__qualname__", None) or type(target).__qualname__
-    return f"{module}.{name}" if module else name
-
-
-def _importable(module: str | None) -> str | None:
-    """The name under which other processes import a module that this one runs as a script.
-
-    An idempotency key has the function's name in it, so that a script and a worker that imports it have to agree.
-    """
-    if module not in ("__main__", "__mp_main__"):
-        return module
-    main = sys.modules.get(module)
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # python -m shop.payments
-        return str(spec.name)
-    return os.path.splitext(os.path.basename(file))[0] if file else module  # python payments.py, or a prompt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any
 
 from guarded._core import clock
@@ -58,7 +59,7 @@ def _sync(chain: Chain) -> Entry:
         finally:
             restore(token)
         turned = _async(Chain(chain.wrapped, chain.layers, "async"))
-        return turned(_first_then(awaitable, fn), instance, args, kwargs)
+        return _first(turned, awaitable, fn, instance, args, kwargs)
 
     return enter_sync
 
@@ -76,15 +77,19 @@ def _observed(run: SyncNext, call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> 
     return result
 
 
-def _first_then(awaitable: Any, fn: Fn) -> Fn:
-    """`fn`, but for its first call, which gives the `awaitable` that is there already."""
+async def _first(turned: Entry, awaitable: Any, fn: Fn, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The call that showed that `fn` returns awaitables: it has given its first one already."""
     waiting = [awaitable]
 
     @functools.wraps(fn)
     def first_then(*args: Any, **kwargs: Any) -> Any:
         return waiting.pop() if waiting else fn(*args, **kwargs)
 
-    return first_then
+    try:
+        return await turned(first_then, instance, args, kwargs)
+    finally:
+        if waiting and type(awaitable) is CoroutineType:
+            awaitable.close()  # refused before it began
 
 
 def _async(chain: Chain) -> Entry:

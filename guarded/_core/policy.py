@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeAlias, TypeVar
 
 from guarded._core import registry
+from guarded._core.kinds import Kind
 from guarded._core.place import caller_place
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 SyncNext: TypeAlias = "Callable[[Call, Fn, Args, Kwargs], Any]"
 AsyncNext: TypeAlias = "Callable[[Call, Fn, Args, Kwargs], Awaitable[Any]]"
-
-Kind: TypeAlias = Literal["sync", "async", "generator", "async_generator"]
 
 F = TypeVar("F", bound="Fn | classmethod[Any, Any, Any] | staticmethod[Any, Any]")
 OptionsT = TypeVar("OptionsT")

@@ -206,6 +206,7 @@ def refuse_on_loop_thread(what: str, policy: str | None = None) -> None:
     if asyncio._get_running_loop() is not None:
         raise Deadlock(
             f"{what} would block the thread of a running event loop; "
-            "call it from async code (`async with`, `await`) or from a worker thread",
+            "call it from async code (`async with`, `await`) or from a worker thread; "
+            "a plain function that returns an awaitable has to say so (`-> Awaitable[…]`) to wait like an async one",
             policy=policy,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from guarded._core.chain import kind_of
+from guarded._core.kinds import kind_of
 from guarded.errors import Cancelled
 
 Match: TypeAlias = type[Exception] | Callable[[Exception], object]

@@ -15,8 +15,8 @@ import wrapt
 
 from guarded._core import clock
 from guarded._core.call import Call
-from guarded._core.chain import kind_of
 from guarded._core.factory import factory
+from guarded._core.kinds import kind_of
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.errors import Rejected

@@ -15,9 +15,9 @@ from typing import Any, cast, overload
 
 from guarded._core import waiters
 from guarded._core.call import Call
-from guarded._core.chain import kind_of
 from guarded._core.durations import Duration
 from guarded._core.factory import factory
+from guarded._core.kinds import kind_of
 from guarded._core.place import warn
 from guarded._core.policy import Args, AsyncNext, F, Fn, Kwargs, Policy, Site, SyncNext
 from guarded._core.registry import registry

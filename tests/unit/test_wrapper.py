@@ -227,7 +227,7 @@ def _undeclared(x: int) -> Awaitable[int]:
     return _coroutine(x)
 
 
-def _future(x: int) -> Awaitable[int]:
+def _future(x: int) -> Any:
     future = asyncio.get_running_loop().create_future()
     future.set_result(x)
     return future
@@ -274,7 +274,7 @@ def test_a_function_found_to_return_awaitables_runs_once_per_call(log: list[str]
     """Finding out does not cost a second call of the function, and the layer holds while the awaitable runs."""
     made = 0
 
-    def undeclared() -> Awaitable[list[str]]:
+    def undeclared() -> Any:
         nonlocal made
         made += 1
 
@@ -287,6 +287,27 @@ def test_a_function_found_to_return_awaitables_runs_once_per_call(log: list[str]
     held = asyncio.run(guarded())  # type: ignore[arg-type]
     assert held == ["+a", "-a", "+a"]  # found out, unwound, and entered again as async
     assert made == 1
+
+
+def test_a_first_call_that_is_refused_leaves_no_coroutine_behind(log: list[str]) -> None:
+    """What the function had given before it was known as async is closed, not complained about as never awaited."""
+
+    class Refuses(Trace):
+        def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
+            async def shell(call: Call, fn: Any, args: Any, kwargs: Any) -> Any:
+                raise LookupError
+
+            return shell
+
+    made: list[Any] = []
+
+    def undeclared() -> Any:
+        made.append(_coroutine(1))
+        return made[0]
+
+    with pytest.raises(LookupError):
+        asyncio.run(Refuses("a", log)(undeclared)())
+    assert inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED
 
 
 def test_callable_objects_and_partials() -> None:

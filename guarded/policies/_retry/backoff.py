@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from guarded._core.chain import kind_of
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.kinds import kind_of
 
 Jitter: TypeAlias = Literal["full", "equal", "decorrelated", "none"]
 Given: TypeAlias = tuple[float, ...] | Callable[[int], Duration] | None

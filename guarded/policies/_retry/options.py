@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from guarded._core.chain import kind_of
 from guarded._core.durations import parse_duration
+from guarded._core.kinds import kind_of
 from guarded.http import transient
 from guarded.policies import _matching
 from guarded.policies._matching import Matches
