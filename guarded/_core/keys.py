@@ -231,8 +231,13 @@ def _from_path(path: Path, binder: Binder) -> Argument:
 
     def reached(fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         value = argument(fn, args, kwargs)
-        for is_attribute, step in steps:
-            value = getattr(value, str(step)) if is_attribute else value[step]
+        try:
+            for is_attribute, step in steps:
+                value = getattr(value, str(step)) if is_attribute else value[step]
+        except Exception as error:
+            way = "".join(f".{step}" if is_attribute else f"[{step}]" for is_attribute, step in steps)
+            error.add_note(f"while {{{name}{way}}} was taken from the arguments of {binder.function}()")
+            raise
         return value
 
     return reached

@@ -221,8 +221,9 @@ def test_errors_of_a_key_function_come_out_as_they_are() -> None:
     """A key function that raises, and a missing attribute or index, are the caller's to see."""
     with pytest.raises(ZeroDivisionError):
         key_of(lambda order_id: 1 / 0, Shop().charge, 1)
-    with pytest.raises(AttributeError):
-        key_of("{user.id}", Shop().charge, 1)
+    with pytest.raises(AttributeError) as caught:
+        key_of("{user.id[0]}", Shop().charge, 1)
+    assert caught.value.__notes__ == ["while {user.id[0]} was taken from the arguments of Shop.charge()"]
     with pytest.raises(TypeError, match=r"charge\(\): missing a required argument: 'order_id'"):
         key_of("order_id", Shop().charge)
 
