@@ -8,7 +8,6 @@ listeners are called under no lock, and what they raise reaches nobody.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
@@ -26,8 +25,8 @@ from pybreaker import (
     CircuitOpenState,
 )
 
-from guarded._core.place import warn
-from guarded.errors import GuardWarning, Rejected
+from guarded._core.place import complain, warn
+from guarded.errors import Rejected
 
 if TYPE_CHECKING:
     from pybreaker import CircuitBreakerListener
@@ -229,11 +228,10 @@ class RegisteredBreaker(CircuitBreaker):
     def _complain(self, listener: object, error: Exception) -> None:
         if not self._complained:
             self._complained = True
-            with suppress(GuardWarning):  # a warning filter made an error of it: not the call's either
-                warn(
-                    f"a listener of circuit {self._state_storage.circuit.owner!r}, {type(listener).__qualname__}, "
-                    f"raised {type(error).__qualname__}; the circuit goes on, and says so only once"
-                )
+            complain(
+                f"a listener of circuit {self._state_storage.circuit.owner!r}, {type(listener).__qualname__}, "
+                f"raised {type(error).__qualname__}; the circuit goes on, and says so only once"
+            )
 
 
 def defaults_of(breaker: object) -> tuple[int, float, int] | None:

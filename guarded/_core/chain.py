@@ -94,7 +94,7 @@ class Chain:
 
 
 _chains: weakref.WeakSet[Chain] = weakref.WeakSet()
-_chains_lock = threading.Lock()
+_chains_lock = threading.RLock()  # reentrant: a finalizer may decorate something, or call something for the first time
 _rewrites: tuple[Rewrite, ...] = ()  # replaced as a whole, so that compiling needs no lock
 
 
@@ -134,7 +134,7 @@ registry.on_change(invalidate_all)
 def _in_child() -> None:
     """What a policy was compiled to may hold what it has let go of in the forked child."""
     global _chains_lock
-    _chains_lock = threading.Lock()
+    _chains_lock = threading.RLock()
     invalidate_all()
 
 

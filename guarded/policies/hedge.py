@@ -42,7 +42,8 @@ class Hedge(Policy[HedgeOptions]):
         after_fork(self, Hedge._renew_lock)
 
     def _renew_lock(self) -> None:
-        self._lock = threading.Lock()  # a thread that held it in the parent is not in a forked child
+        # Anew in a forked child, which has no thread that held it; reentrant for a signal handler that makes calls.
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         options = self.options

@@ -150,9 +150,15 @@ def test_locks_that_the_parents_threads_held_are_free_in_the_child() -> None:
 from guarded._core import chain
 budget, hedged = RetryBudget(0.5), hedge(10, idempotent=True)
 guarded_abs = hedged(retry(retries=1, budget=budget)(abs))
-locks = [budget._lock, hedged._lock, chain._chains_lock]
-for lock in locks:
-    lock.acquire()
+held = threading.Event()
+
+def hold():
+    with budget._lock, hedged._lock, chain._chains_lock:
+        held.set()
+        threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
 
 def body():
     assert guarded_abs(-1) == 1

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from guarded import CancelToken, DeadlineExceeded, Rejected, circuit, deadline, limit, rate, retry
-from guarded._core import clock
+from guarded import CancelToken, DeadlineExceeded, Rejected, RetryBudget, circuit, deadline, hedge, limit, rate, retry
+from guarded._core import chain, clock
 from guarded._core.call import current
 from guarded._core.monitor import Monitor
 from guarded._core.workers import workers
@@ -24,6 +24,8 @@ from guarded.events.model import event_maker
 from guarded.testing import capture
 
 ALARMS = 300
+BUDGET = RetryBudget()
+HEDGE = hedge("p95", idempotent=True)
 
 
 class Alarm(Exception):
@@ -189,3 +191,26 @@ def test_a_token_that_a_raising_handler_cut_short_can_be_cancelled_again() -> No
         call_until_alarm(fire, rng.uniform(20e-6, 300e-6))
         token.cancel("enough")
         assert token.reason == "enough"
+
+
+@pytest.mark.parametrize(
+    ("lock", "use"),
+    [
+        pytest.param(lambda: chain._chains_lock, lambda: retry(retries=0).call(lambda: None), id="table of callables"),
+        pytest.param(lambda: BUDGET._lock, lambda: retry(budget=BUDGET).call(lambda: None), id="retry budget"),
+        pytest.param(lambda: HEDGE._lock, lambda: HEDGE.call(lambda: None), id="latencies of a hedge"),
+    ],
+)
+def test_a_call_in_the_middle_of_another_does_not_wait_for_itself(
+    lock: Callable[[], Any], use: Callable[[], object]
+) -> None:
+    """Signal handlers and finalizers run in a thread that may hold any lock of ours."""
+    done = threading.Event()
+
+    def interrupted() -> None:
+        with lock():
+            use()
+        done.set()
+
+    threading.Thread(target=interrupted, daemon=True).start()
+    assert done.wait(5)

@@ -6,6 +6,7 @@ import abc
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -203,11 +204,14 @@ def test_what_a_listener_raises_reaches_nobody() -> None:
     ]
 
 
-def test_a_listener_that_raises_under_a_strict_filter_reaches_nobody_either() -> None:
-    """Warnings are errors here, and the caller still has its own result."""
+def test_a_listener_that_raises_under_a_strict_filter_reaches_nobody_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors here: the caller still has its own result, and the warning is shown."""
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *where: shown.append(str(message)))
     gateway = circuit("gateway", failures=1)
     gateway.breaker.add_listener(Raiser())
     assert runner(gateway)() == "fine"
+    assert [message.partition(",")[0] for message in shown] == ["a listener of circuit 'gateway'"]
 
 
 def test_a_listener_may_act_on_the_circuit() -> None:

@@ -110,9 +110,10 @@ class RetryBudget(Policy[RetryBudgetOptions]):
         return registry.intern(budget)
 
     def _renew_lock(self) -> None:
-        self._lock = threading.Lock()  # a thread that held it in the parent is not in a forked child
+        # Anew in a forked child, which has no thread that held it; reentrant for a signal handler that makes calls.
+        self._lock = threading.RLock()
 
-    _lock: threading.Lock
+    _lock: threading.RLock
     _ledger: Ledger
 
     def __init__(self, ratio: float = 0.2, min_per_second: float = 1.0, *, name: str | None = None) -> None:
