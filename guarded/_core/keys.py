@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from guarded._core.binding import Args, Argument, Binder, Fn, Kwargs, binder_for
 from guarded._core.canonical import canonical, digest
+from guarded._core.kinds import kind_of
 from guarded._core.nearest import did_you_mean
 
 __all__ = [
@@ -58,8 +59,8 @@ def key_problem(key: object) -> str | None:
         return None if any(not isinstance(part, str) for part in parts) else "a template must name a parameter"
     if not callable(key):
         return f"must be a parameter name, a template such as '{{tenant}}', or a callable, not {type(key).__name__}"
-    if inspect.iscoroutinefunction(key) or inspect.iscoroutinefunction(type(key).__call__):
-        return "must be a plain function, not an async one"
+    if kind_of(key) != "sync":
+        return "must be a plain function, not an async one or a generator"
     return None
 
 

@@ -140,6 +140,11 @@ class Token:
         return f"<CancelToken: {state}>"
 
 
+def token_within(around: Token | None) -> Token:
+    """A token of one's own, which also fires with the one around it, if there is any."""
+    return Token() if around is None else Token.any(around)
+
+
 def _pass_on(source: Token, target: weakref.ref[Token]) -> None:
     token = target()
     if token is not None:

@@ -180,6 +180,10 @@ async def async_key(order_id: Any) -> Any:
     return order_id
 
 
+def generated_key(order_id: Any) -> Iterator[Any]:
+    yield order_id
+
+
 class AsyncKey:
     async def __call__(self, order_id: Any) -> Any:
         return order_id
@@ -190,6 +194,7 @@ class AsyncKey:
     [
         (async_key, "must be a plain function, not an async one"),
         (AsyncKey(), "must be a plain function, not an async one"),
+        (generated_key, "must be a plain function, not an async one or a generator"),
         (lambda *args: args, r"cannot take \*args"),
         (str, "its parameters cannot be read"),
         (operator.itemgetter(0), "cannot be read|has no parameter"),

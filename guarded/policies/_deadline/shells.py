@@ -16,7 +16,7 @@ from guarded._core import clock
 from guarded._core.call import Call, Deadline, OwnDeadline, Stream, current, out_of_time
 from guarded._core.interrupt import Interrupt, fill, resume
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, SyncNext
-from guarded._core.token import Token
+from guarded._core.token import Token, token_within
 from guarded._core.workers import MAX_ABANDONED, Job, workers
 from guarded.errors import DeadlineExceeded, Rejected
 from guarded.events.bus import bus
@@ -143,7 +143,7 @@ def _start_job(
     twin = call.fork()
     twin.deadline = mine
     mine.enforced = True
-    twin.token = token = Token() if call.token is None else Token.any(call.token)
+    twin.token = token = token_within(call.token)
     context = copy_context()
     started = clock.monotonic()
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from guarded._core import clock, waiters
 from guarded._core.call import Call, current
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Policy, SyncNext
-from guarded._core.token import Token
+from guarded._core.token import Token, token_within
 from guarded._core.workers import Job, workers
 from guarded.events.bus import bus
 from guarded.events.redact import cause_of
@@ -138,7 +138,7 @@ def _start_thread(
     contest: Contest, waiter: waiters.ThreadWaiter, copy: _Copy, proceed: SyncNext, fn: Fn, args: Args, kwargs: Kwargs
 ) -> _ThreadCopy:
     twin = copy.twin
-    twin.token = token = Token() if twin.token is None else Token.any(twin.token)
+    twin.token = token = token_within(twin.token)
 
     def body() -> Any:
         current.set(twin)

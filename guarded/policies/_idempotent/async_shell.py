@@ -9,20 +9,18 @@ import asyncio
 from collections.abc import Coroutine
 from contextvars import Context, copy_context
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from guarded._core import clock, waiters
 from guarded._core.call import Call, current, out_of_time
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs
+from guarded._core.token import Token
 from guarded._core.waiters import TaskWaiter
 from guarded.errors import DeadlineExceeded
 from guarded.policies._idempotent.core import AGAIN, JOINING, Conduct, is_own, polls
 from guarded.policies._idempotent.inflight import Entry, Phase, Run, Step
 from guarded.policies._idempotent.outcomes import Cut, Failed, Neutral, Outcome, Returned
 from guarded.stores.contract.idempotent import Running
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
 
 ResultT = TypeVar("ResultT")
 _UNSET: Any = object()
@@ -83,7 +81,7 @@ class AsyncShell:
                 return None
         twin = call.fork()
         twin.deadline = run.deadline
-        twin.token = _own_token(call)
+        twin.token = None if call.token is None else Token()  # its own, since the run outlives its first caller
         twin.held, twin.key = (run, None), run.key
         run.token = twin.token
         context = copy_context()
@@ -230,15 +228,6 @@ async def _unwound(task: asyncio.Task[None]) -> None:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
-
-
-def _own_token(call: Call) -> CancelToken | None:
-    """A token for the body of a run, which outlives its first caller; None where nobody could fire one."""
-    if call.token is None:
-        return None
-    from guarded.cancel import CancelToken  # cancel.py sits above the core
-
-    return CancelToken()
 
 
 def _adopt(context: Context) -> None:

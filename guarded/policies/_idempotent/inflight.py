@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from guarded._core.call import Call, Deadline
 from guarded._core.fork import after_fork
 from guarded._core.monitor import Monitor
+from guarded._core.token import Token
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.policies._idempotent.outcomes import Neutral, Outcome
 from guarded.stores.contract.idempotent import Claim
-
-if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
 
 Waiter: TypeAlias = ThreadWaiter | TaskWaiter
 
@@ -85,7 +83,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None
         self.deadline: Deadline | None = None
         self.untils: set[float] = set()
-        self.token: CancelToken | None = None
+        self.token: Token | None = None
         self.claimed = False
         self.on_end: Callable[[], object] | None = None  # undoes what goes on beside the run (lease renewal)
         self.joined: dict[Waiter, Call] = {}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.fork import after_fork
+from guarded._core.token import token_within
 from guarded.events.bus import bus
 from guarded.stores.upkeep import upkeep
 
 if TYPE_CHECKING:
-    from guarded.cancel import CancelToken
     from guarded.policies.limit import Limit
     from guarded.stores.contract.limit import LimitStore, Pledge
     from guarded.stores.health import Access
@@ -35,14 +35,12 @@ class Lease:
     __slots__ = ("_call", "_outer", "lost", "pledge", "renewed", "since", "token")
 
     def __init__(self, call: Call, pledge: Pledge) -> None:
-        from guarded.cancel import CancelToken  # cancel.py sits above the core
-
         self._call = call
         self._outer = call.token
         self.pledge = pledge
         self.since = self.renewed = clock.monotonic()
         self.lost = False
-        self.token: CancelToken = CancelToken() if call.token is None else CancelToken.any(call.token)
+        self.token = token_within(call.token)
         call.token = self.token
 
     def lose(self, limit: Limit) -> None:
