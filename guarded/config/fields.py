@@ -41,7 +41,7 @@ class Wrong(ValueError):
     def __init__(self, message: str, hint: str | None = None, items: Mapping[int | str, Wrong] | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        self.items = items or {}
+        self.items: Mapping[int | str, Wrong] = items or {}
 
 
 @dataclass(frozen=True, slots=True)
