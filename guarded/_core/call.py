@@ -43,11 +43,11 @@ class Deadline:
     __slots__ = ("during", "enforced", "length", "policy", "until")
 
     def __init__(self, until: float, policy: str | None = None, length: float | None = None) -> None:
-        self.until = until
-        self.policy = policy
-        self.length = length  # seconds it gave in all; None where only the point is known
-        self.during = "running"
-        self.enforced = False  # whether the caller leaves on time even when this thread is blocked
+        self.until: float = until
+        self.policy: str | None = policy
+        self.length: float | None = length  # seconds it gave in all; None where only the point is known
+        self.during: str = "running"
+        self.enforced: bool = False  # whether the caller leaves on time even when this thread is blocked
 
 
 class OwnDeadline(Deadline):

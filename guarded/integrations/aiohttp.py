@@ -87,7 +87,7 @@ class GuardedMiddleware:
         idempotency_key: bool = False,
         timeout_header: str | None = TIMEOUT_HEADER,
     ) -> None:
-        self.outbound = Outbound(
+        self.outbound: Outbound = Outbound(
             guards, statuses=statuses, idempotency_key=idempotency_key, timeout_header=timeout_header
         )
 

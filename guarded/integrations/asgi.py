@@ -47,7 +47,7 @@ class GuardedMiddleware:
 
     def __init__(self, app: App, **options: Unpack[Options]) -> None:
         self.app = app
-        self.rules = Inbound(**options)
+        self.rules: Inbound = Inbound(**options)
 
     @classmethod
     def ruled(cls, rules: Inbound, app: App) -> Self:

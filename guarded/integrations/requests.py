@@ -111,7 +111,7 @@ class GuardedAdapter(HTTPAdapter):
         timeout_header: str | None = TIMEOUT_HEADER,
         **options: Any,
     ) -> None:
-        self.outbound = Outbound(
+        self.outbound: Outbound = Outbound(
             guards, statuses=statuses, idempotency_key=idempotency_key, timeout_header=timeout_header
         )
         super().__init__(**options)

@@ -39,7 +39,7 @@ class GuardedMiddleware:
 
     def __init__(self, app: App, **options: Unpack[Options]) -> None:
         self.app = app
-        self.rules = Inbound(**options)
+        self.rules: Inbound = Inbound(**options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Called by the server."""

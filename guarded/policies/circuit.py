@@ -63,8 +63,8 @@ class Circuit(Policy[CircuitOptions]):
 
     def _settle_down(self) -> None:
         """Have the state where the options say, as a new circuit's."""
-        self.stored = None if self.options.store is None else self._in_store()
-        self.local = self.stored or LocalCircuit(self)
+        self.stored: StoredCircuit | None = None if self.options.store is None else self._in_store()
+        self.local: StoredCircuit | LocalCircuit = self.stored or LocalCircuit(self)
 
     def _in_store(self) -> StoredCircuit:
         from guarded.policies._circuit.stored import StoredCircuit  # only where there is a store

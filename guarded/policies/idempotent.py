@@ -49,7 +49,7 @@ class Idempotent(Policy[IdempotentOptions]):
 
     def __init__(self, options: IdempotentOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
-        self.runs = Runs()
+        self.runs: Runs = Runs()
         self.store = self._open()
 
     def _open(self) -> IdempotentStore[Any]:

@@ -50,7 +50,7 @@ class Rate(Policy[RateOptions]):
 
     def __init__(self, options: RateOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
-        self.gate = Gate(self)
+        self.gate: Gate = Gate(self)
         self.lines = self._fresh_lines()
         self._adopt()
         after_fork(self, Rate._forget_callers)
@@ -62,9 +62,9 @@ class Rate(Policy[RateOptions]):
 
     def _adopt(self) -> None:
         options = self.options
-        self.max_wait = inf if options.max_wait is None else options.max_wait
-        self.capacity = options.capacity
-        self.stored = None if options.store is None else self._in_store()
+        self.max_wait: float = inf if options.max_wait is None else options.max_wait
+        self.capacity: int = options.capacity
+        self.stored: StoredRate | None = None if options.store is None else self._in_store()
         self._cost = None if isinstance(options.cost, str) or callable(options.cost) else options.cost
         plain = options.key is None and self.stored is None
         self._plain = self._cost if plain else None  # what a call costs that needs neither a key nor a store

@@ -64,10 +64,10 @@ class RedisStore:
         if problems or link is None:
             raise StoreProblem("store: " + "; ".join(problems))
         self.prefix = prefix
-        self.lease = seconds["lease"]
+        self.lease: float = seconds["lease"]
         self.link = link
-        self.name = public_name(url)
-        self.health = Health(self.name, seconds["probe"])
+        self.name: str = public_name(url)
+        self.health: Health = Health(self.name, seconds["probe"])
         self._again = opened_again(url, {**times, "prefix": prefix}, _DEFAULTS)
 
     @cached_property

@@ -22,7 +22,7 @@ class Chore:
 
     def __init__(self, upkeep: Upkeep, interval: float, action: Callable[[], bool]) -> None:
         self._upkeep = upkeep
-        self.interval = interval
+        self.interval: float = interval
         self.action: Callable[[], bool] | None = action
 
     def cancel(self) -> None:

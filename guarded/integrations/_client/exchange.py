@@ -40,9 +40,9 @@ class Exchange(ABC, Generic[ResponseT]):
     overlaps = True
 
     def __init__(self, method: str, url: str) -> None:
-        self.method = method.upper()
+        self.method: str = method.upper()
         self.url = url
-        self.host = host_of(url)
+        self.host: str = host_of(url)
         self.extra: dict[str, str] = {}
         self._lock = threading.Lock()
         self._responses: list[ResponseT] = []

@@ -93,7 +93,7 @@ class Lane:
     def __init__(self, label: str, host: str) -> None:
         self.host = host
         self.layers: tuple[Policy[Any], ...] = ()
-        self.active = 0
+        self.active: int = 0
         self.overlaps = False
         self._label = label
         self._made: dict[int, tuple[Policy[Any], Policy[Any], Any]] = {}
@@ -169,7 +169,7 @@ class Hosts:
 
     def __init__(self, template: Policy[Any] | str) -> None:
         self.template = template
-        self.label = template if isinstance(template, str) else template.name or template.kind
+        self.label: str = template if isinstance(template, str) else template.name or template.kind
         self._building = threading.Lock()  # held while guards are made; outside of the other one
         self._lock = threading.Lock()  # guards the table of lanes
         self._lanes: OrderedDict[str, Lane] = OrderedDict()

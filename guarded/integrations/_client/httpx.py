@@ -152,7 +152,7 @@ class Transport:
         idempotency_key: bool = False,
         timeout_header: str | None = TIMEOUT_HEADER,
     ) -> None:
-        self.outbound = Outbound(
+        self.outbound: Outbound = Outbound(
             guards, statuses=statuses, idempotency_key=idempotency_key, timeout_header=timeout_header
         )
         self._sync = transport if hasattr(transport, "handle_request") else None

@@ -92,7 +92,7 @@ class Inbound:
             raise ValueError("guarded middleware: " + "; ".join(problems))
         self._timeout_header = timeout_header
         self._overload: Literal[429, 503] = overload
-        self.replays = None if idempotency is False else Replays(idempotency, principal)
+        self.replays: Replays | None = None if idempotency is False else Replays(idempotency, principal)
         layers = () if guards is None else (_Front(GuardOptions((guards,))),)
         # The same layers twice: they share their state.
         self._async = tuple(Guarded(_serve_async, each) for each in ((*_TIMED, *layers), layers))

@@ -39,7 +39,7 @@ class Incoming:
     """
 
     def __init__(self, method: str, target: str, headers: Headers, client: str, timeout: float | None) -> None:
-        self.method = method.upper()
+        self.method: str = method.upper()
         self.target = target
         self.client = client
         self.timeout = timeout

@@ -75,7 +75,7 @@ class Server:
         self._server = server
         self._app = app
         host, port = server.server_address[:2]
-        self.url = f"http://{host!s}:{port}/"
+        self.url: str = f"http://{host!s}:{port}/"
         self._thread = threading.Thread(
             target=server.serve_forever, args=(0.05,), name="guarded-dashboard", daemon=True
         )

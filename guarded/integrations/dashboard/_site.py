@@ -58,15 +58,15 @@ class Site:
     ) -> None:
         problems = problems_of(token, loopback_only, host)
         try:
-            self.interval = parse_duration(interval, option="interval")
+            self.interval: float = parse_duration(interval, option="interval")
             if not 0.1 <= self.interval <= 60:
                 problems.append(f"interval={interval!r}: must be from 100ms to 1m")
         except ValueError as error:
             problems.append(str(error))
         if problems:
             raise ValueError("dashboard: " + "; ".join(problems))
-        self.access = Access(token, loopback_only)
-        self.watch = Watch()
+        self.access: Access = Access(token, loopback_only)
+        self.watch: Watch = Watch()
 
     def answer(self, request: Request) -> Reply:
         """The reply to one request."""

@@ -38,7 +38,7 @@ class Watch:
         self._lock = threading.Lock()
         self._subscription: Subscription | None = None
         self.viewers = 0
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         after_fork(self, Watch._leave_to_parent)
 
     def _leave_to_parent(self) -> None:

@@ -58,7 +58,7 @@ class CircuitCore:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.state: State = CLOSED
-        self.generation = 0
+        self.generation: int = 0
         self.changed_at = 0
         self.open_ns = rules.reset_ns
         self.opening = Change(OPEN, CLOSED, "by hand")
@@ -68,7 +68,7 @@ class CircuitCore:
 
     def _forget(self) -> None:
         self.in_a_row = 0
-        self.successes = 0
+        self.successes: int = 0
         self.trials: dict[int, int] = {}
         self.running: OrderedDict[int, int] = OrderedDict()  # the first is the oldest, found in O(1)
         self.overdue: set[int] = set()

@@ -94,8 +94,8 @@ class LocalCircuit(Monitor):
 
     def __init__(self, policy: Policy[CircuitOptions]) -> None:
         super().__init__()
-        self.policy = policy
-        self.teller = Teller(policy)
+        self.policy: Policy[CircuitOptions] = policy
+        self.teller: Teller = Teller(policy)
         self._core = CircuitCore(policy.options.rules)
         self._judge = Judge(policy.options, self._excludes)
         self._cause: BaseException | None = None
@@ -223,7 +223,7 @@ class LocalCircuit(Monitor):
             self.passing = None  # first, or a call of the generation before could still use the new deque
             self._quick = deque()
         self._quick_until = core.quick_until if unheard else 0
-        self.calm = passing if core.calm else None
+        self.calm: int | None = passing if core.calm else None
         self.passing = passing
 
     def _carry_out(self, decision: Callable[[], object]) -> None:

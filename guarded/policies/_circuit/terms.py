@@ -54,11 +54,11 @@ class Permit:
     __slots__ = ("answered", "generation", "serial", "settled", "started")
 
     def __init__(self, generation: int, started: int | None, serial: int = 0) -> None:
-        self.generation = generation
-        self.started = started
-        self.serial = serial
+        self.generation: int = generation
+        self.started: int | None = started
+        self.serial: int = serial
         self.answered: int | None = None
-        self.settled = False
+        self.settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

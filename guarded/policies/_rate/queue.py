@@ -32,7 +32,7 @@ class Floor:
     __slots__ = ("until", "up")
 
     def __init__(self) -> None:
-        self.until = 0
+        self.until: int = 0
         self.up = False
 
     def holds(self, now: int) -> bool:
@@ -64,18 +64,18 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, line: Line, cost: int, waiter: ThreadWaiter | TaskWaiter | None) -> None:
-        self.line = line
-        self.cost = cost
-        self.waiter = waiter
-        self.number = next(_serial)
-        self.queued = False
-        self.done = False
+        self.line: Line = line
+        self.cost: int = cost
+        self.waiter: ThreadWaiter | TaskWaiter | None = waiter
+        self.number: int = next(_serial)
+        self.queued: bool = False
+        self.done: bool = False
         self.mark: Mark | None = None
-        self.at = 0
-        self.early = 0
-        self.timer = 0
-        self.cutoff = NEVER
-        self.patience = NEVER
+        self.at: int = 0
+        self.early: int = 0
+        self.timer: int = 0
+        self.cutoff: int = NEVER
+        self.patience: int = NEVER
 
     @property
     def stranded(self) -> bool:
@@ -101,8 +101,8 @@ class Line:
     )  # fmt: skip
 
     def __init__(self, meter: Meter, floor: Floor, wakes: deque[Ticket]) -> None:
-        self.meter = meter
-        self.floor = floor
+        self.meter: Meter = meter
+        self.floor: Floor = floor
         self.wakes = wakes
         self.queue: list[Ticket] = []
         self.users = 0

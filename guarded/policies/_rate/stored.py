@@ -88,7 +88,7 @@ class StoredRate:
         self._store: RateStore = face_of(options.store, "rate")
         self._access = Access(policy, options.store.health, options.when_store_fails)
         self._rule = RateRule(options.algorithm, options.quotas, options.burst)
-        self.during = f"waiting for rate {policy.label!r}"
+        self.during: str = f"waiting for rate {policy.label!r}"
 
     def budget(self, key: Key) -> Budget:
         """Whose count it is."""

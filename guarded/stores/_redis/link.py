@@ -40,8 +40,8 @@ class Script:
     __slots__ = ("sha", "text")
 
     def __init__(self, name: str) -> None:
-        self.text = files("guarded.stores").joinpath("lua", f"{name}.lua").read_text("utf-8")
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()  # the name Redis gives to a script
+        self.text: str = files("guarded.stores").joinpath("lua", f"{name}.lua").read_text("utf-8")
+        self.sha: str = sha1(self.text.encode(), usedforsecurity=False).hexdigest()  # the name Redis gives to a script
 
     def by_sha(self, keys: Sequence[str], args: Sequence[Word]) -> tuple[Word, ...]:
         """The command for a server that knows it."""
