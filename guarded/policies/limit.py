@@ -230,12 +230,16 @@ class Limit(Blocks):
             TypeError: a key or weight is missing, or there are no keys.
         """
         claim = self._claim(timeout, key, weight, priority)
+        taken = False
         try:
             waited = self.gate.enter(*claim)
+            taken = True
+            return self._permit(claim, waited)
         except BaseException:
+            if taken:
+                claim.pool.give_back(claim.weight)
             claim.pool.depart()
             raise
-        return self._permit(claim, waited)
 
     async def acquire_async(
         self,
@@ -247,12 +251,16 @@ class Limit(Blocks):
     ) -> Permit:
         """Like `acquire`, suspending the running task."""
         claim = self._claim(timeout, key, weight, priority)
+        taken = False
         try:
             waited = await self.gate.enter_async(*claim)
+            taken = True
+            return self._permit(claim, waited)
         except BaseException:
+            if taken:
+                claim.pool.give_back(claim.weight)
             claim.pool.depart()
             raise
-        return self._permit(claim, waited)
 
     def _claim(self, timeout: Duration | None, key: object, weight: int | None, priority: int | None) -> Claim:
         keyed = isinstance(self._pools, KeyedPools)

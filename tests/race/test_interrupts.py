@@ -5,6 +5,7 @@ Python runs handlers where a function begins and where one written in C has retu
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -13,12 +14,16 @@ from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import guarded
-from guarded import CircuitOpen, StoreError, circuit, idempotent
+from guarded import CircuitOpen, LimitFull, StoreError, circuit, idempotent, limit
+from guarded._core.waiters import ThreadWaiter
+from guarded.policies._limit.core import Pool
+from guarded.policies._limit.queue import Entry, State
+from guarded.policies.limit import Limit
 from guarded.stores.upkeep import upkeep
 from guarded.testing import capture
 
@@ -137,3 +142,62 @@ def test_an_idempotent_key_can_be_run_again() -> None:
     at_every_step(lambda step: work(str(step)), check)
     for _, _, chore in list(upkeep._heap):  # what it would tell the store later
         chore.cancel()
+
+
+def test_a_limit_keeps_its_permits() -> None:
+    """What a call had taken is back, also where the handler raises before the call knows that it has it."""
+    policies: list[Limit] = []
+
+    def plain() -> None: ...
+
+    async def coroutine() -> None: ...
+
+    def call(step: int) -> None:
+        policies[:] = [policy := limit(2)]  # its permits are made when they are taken first
+        work, work_async = policy(plain), policy(coroutine)
+        for _ in range(2):
+            work()
+            asyncio.run(work_async())
+
+    def check(step: int) -> None:
+        assert all(policy.snapshot().held == 0 for policy in policies), step
+
+    at_every_step(call, check)
+
+
+def test_a_permit_given_back_reaches_who_waits() -> None:
+    """Who waits is woken, at the latest when somebody else comes, though the call that held it was cut short.
+
+    All but at the two steps where the wake-up has been taken from the list, and is not on its way.
+    """
+    hung: list[int] = []
+    waiting: list[Entry] = []
+    policy = limit(1)
+    pool = cast("Pool", policy.local_pools)
+
+    @policy
+    def work() -> None:
+        profile = sys.getprofile()
+        sys.setprofile(None)  # only the way out
+        waiting.append(Entry(1, 0, ThreadWaiter(), 0.0))
+        assert pool.join(waiting[0]) is None
+        sys.setprofile(profile)
+
+    def call(step: int) -> None:
+        waiting.clear()
+        work()
+
+    def check(step: int) -> None:
+        with suppress(LimitFull):
+            policy.acquire(timeout=0).release()
+        for entry in waiting:
+            if not cast("ThreadWaiter", entry.waiter).park(0):
+                hung.append(step)
+            if pool.resume(entry) is State.TAKEN:
+                pool.give_back(1)
+        assert (policy.snapshot().held, policy.snapshot().queued) == (0, 0), step
+
+    call(0)  # the first call compiles its chain
+    check(0)
+    at_every_step(call, check)
+    assert len(hung) <= 2

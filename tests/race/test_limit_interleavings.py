@@ -18,10 +18,10 @@ import pytest
 
 from guarded import Cancelled, CancelToken, LimitFull, limit
 from guarded._core.call import current, holds
-from guarded.policies._limit.queue import Entry, State
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.events.bus import bus
 from guarded.policies._limit.core import Pool
+from guarded.policies._limit.queue import Entry, State
 from guarded.policies.limit import Limit, Permit
 from guarded.testing import virtual_time
 
@@ -361,38 +361,44 @@ def test_a_permit_returned_before_the_waiter_looks_again_is_not_lost() -> None:
     assert_at_rest(policy)
 
 
-class Preempted(Pool):
-    """Lets something happen at the moment that it finds no permit, as another thread would."""
+class Preempted(list[bool]):
+    """Permits that let something happen at the moment that a look finds none, as another thread would."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit, None)
+    def __init__(self) -> None:
+        super().__init__()
         self.meanwhile: list[Callable[[], object]] = []
 
-    def _pop(self) -> bool:
-        found = super()._pop()
+    def __len__(self) -> int:
+        found = super().__len__()
         if not found and self.meanwhile:
             self.meanwhile.pop()()
         return found
 
 
+def preempted(limit: int) -> tuple[Pool, Preempted]:
+    """A pool all of whose permits are held."""
+    pool, tokens = Pool(limit, None), Preempted()
+    pool.tokens = tokens
+    assert pool.take(limit, 0)
+    return pool, tokens
+
+
 def test_a_permit_returned_right_after_the_last_look_is_not_lost() -> None:
     """The waiter has just found nothing when the release comes, whose thread must see that somebody waits."""
-    pool = Preempted(1)
-    assert pool.take(1, 0)
+    pool, tokens = preempted(1)
     entry = Entry(1, 0, ThreadWaiter(), 0.0)
-    pool.meanwhile.append(lambda: pool.give_back(1))
+    tokens.meanwhile.append(lambda: pool.give_back(1))
     assert pool.join(entry) is None
-    assert not pool.meanwhile
+    assert not tokens.meanwhile
     assert entry.state in (State.GRANTED, State.TAKEN)
 
 
 def test_a_permit_returned_right_after_a_shrink_looked_for_it_is_destroyed() -> None:
     """The same for a limit that shrinks: what comes back later must not be taken by anybody."""
-    pool = Preempted(1)
-    assert pool.take(1, 0)
-    pool.meanwhile.append(lambda: pool.give_back(1))
+    pool, tokens = preempted(1)
+    tokens.meanwhile.append(lambda: pool.give_back(1))
     pool.resize(0)
-    assert not pool.meanwhile
+    assert not tokens.meanwhile
     assert not pool.quick()
     assert pool.total == 0
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from guarded.policies._limit.queue import Entry, State
 from guarded._core.waiters import ThreadWaiter
 from guarded.policies._limit.core import Pool
+from guarded.policies._limit.queue import Entry, State
 
 
 def entry(weight: int = 1, since: float = 0.0) -> Entry:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from guarded.policies._limit.queue import Entry, WaitQueue
 from guarded._core.waiters import ThreadWaiter
+from guarded.policies._limit.queue import Entry, WaitQueue
 
 
 def entry(priority: int = 0, since: float = 0.0) -> Entry:

@@ -43,32 +43,47 @@ class Blocks(Policy[LimitOptions]):
     def __enter__(self) -> None:
         if not self._enter_quickly():
             claim, scope = self._claim_scope()
-            self._publish(scope, claim, self.gate.enter(*claim))
+            waited = self.gate.enter(*claim)
+            try:
+                self._publish(scope, claim, waited)
+            except BaseException:  # of a signal handler: nobody will leave the block
+                self._retract(scope, claim)
+                raise
 
     def __aenter__(self) -> Awaitable[None]:
         return NOTHING_TO_AWAIT if self._enter_quickly() else self._enter_slowly()
 
     async def _enter_slowly(self) -> None:
         claim, scope = self._claim_scope()
-        self._publish(scope, claim, await self.gate.enter_async(*claim))
+        waited = await self.gate.enter_async(*claim)
+        try:
+            self._publish(scope, claim, waited)
+        except BaseException:
+            self._retract(scope, claim)
+            raise
 
     def _enter_quickly(self) -> bool:
         """Open a ``with`` block if that takes no decision."""
         pool = self._quick
         if pool is None or pool.slow:
             return False
-        try:
-            pool.tokens.pop()
-        except IndexError:
-            return False
         scope = Scope()
         outer = scope.parent = _get()
         if outer is not None:
             scope.deadline = outer.deadline
             scope.token = outer.token
-        scope.held = [pool, None, self, _set(scope), None]
-        if bus.threshold <= TRACE:
-            self.tell_acquired(scope, pool, 0.0)
+        try:
+            del pool.tokens[-1]
+        except IndexError:
+            return False
+        try:
+            scope.held = [pool, None, self, _set(scope), None]
+            if bus.threshold <= TRACE:
+                self.tell_acquired(scope, pool, 0.0)
+        except BaseException:  # of a signal handler: nobody will leave the block
+            _set(outer)
+            pool.give_back(1)
+            raise
         return True
 
     def _claim_scope(self) -> tuple[Claim, Scope]:
@@ -86,6 +101,10 @@ class Blocks(Policy[LimitOptions]):
         if bus.threshold <= TRACE:
             self.tell_acquired(scope, claim.pool, waited)
 
+    def _retract(self, scope: Scope, claim: Claim) -> None:
+        _set(scope.parent)
+        claim.pool.give_back(claim.weight)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         scope = _get()
         if type(scope) is not Scope or scope.held[2] is not self:
@@ -94,19 +113,21 @@ class Blocks(Policy[LimitOptions]):
         pool, _, _, token, visit = node = scope.held
         node[0] = node[2] = None
         outer = scope.parent
-        if outer is not None and type(outer) is Scope and outer.held[2] is None:
-            _set(outer.still_open())
-        else:
-            try:
-                _reset(token)
-            except ValueError:  # entered in another context, which this one was copied from
-                _set(outer)
-        if visit is not None:
-            self._end_visit(pool, visit, scope, error)
-            return
-        pool.tokens.append(True)
-        if pool.slow:
-            pool.post(None)
+        try:
+            if outer is not None and type(outer) is Scope and outer.held[2] is None:
+                _set(outer.still_open())
+            else:
+                try:
+                    _reset(token)
+                except ValueError:  # entered in another context, which this one was copied from
+                    _set(outer)
+        finally:
+            if visit is not None:
+                self._end_visit(pool, visit, scope, error)
+            else:
+                pool.tokens.append(True)
+                if pool.slow:
+                    pool.post(None)
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object

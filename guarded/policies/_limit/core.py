@@ -3,11 +3,12 @@
 Invariants: free + held = total at rest; nobody waits while the head of the queue could be served; nobody overtakes the
 head; one wake-up per grant. Counts are permits.
 
-A permit that was used once lies in the list `tokens` while free. Taking one is a ``pop`` without the lock, allowed
+A permit that was used once lies in the list `tokens` while free. Taking one is a deletion without the lock, allowed
 while `slow` is False; giving one back an ``append``, then a look at `slow`. Whoever must act on what comes back (a
-waiter, a shrunk limit) sets `slow` first and then pops until the list is empty. Pop and append exclude each other, so
-either that pop finds the permit, or the append came later, hence after `slow` was set, and its thread sees that and
-asks for a decision. This needs no more than atomic list methods, with the GIL or without.
+waiter, a shrunk limit) sets `slow` first and then looks at the list. So either it finds the permit there, or the append
+came later, hence after `slow` was set, and its thread sees that and asks for a decision. This needs no more than atomic
+list operations, with the GIL or without. A deletion is no call, after which a signal handler could raise before it is
+noted that the permit was taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from guarded._core.keys import Key
 from guarded._core.monitor import Monitor
 from guarded._core.waiters import TaskWaiter
 from guarded.errors import LimitReason
-from guarded.policies._limit.queue import Entry, State, WaitQueue
+from guarded.policies._limit.queue import CLOSED, GONE, GRANTED, TAKEN, WAITING, Entry, State, WaitQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +87,48 @@ class Pool(Monitor):
         if self.slow:
             return False
         try:
-            return self.tokens.pop()
+            del self.tokens[-1]
         except IndexError:
             return False
+        return True
 
     def take(self, weight: int, priority: int) -> bool:
         """Take permits without waiting, unless that would overtake the head of the queue."""
-        with self, self._lock:
-            if self.closed:
-                return False
-            taken = self.queue.goes_first(priority) and self._collect(weight)
-            if not taken and self._rescue():
-                self._grant()
-                taken = self.queue.goes_first(priority) and self._collect(weight)
-            self._settle()
-            return taken
+        taken = False
+        try:
+            with self, self._lock:
+                if self.closed:
+                    return False
+                if self.slow and self.held < self.limit:
+                    self._grant()  # what a signal handler kept from being handed on
+                if self.queue.goes_first(priority):
+                    taken = self._collect(weight)
+                    self._settle()
+                if not taken and self._loops and self._rescue() and self.queue.goes_first(priority):
+                    taken = self._collect(weight)
+                    self._settle()
+        except BaseException:  # of a signal handler
+            if taken:
+                self.give_back(weight)
+            raise
+        return taken
 
     def join(self, entry: Entry) -> LimitReason | None:
         """Take permits for `entry` (then it is TAKEN) or queue it (WAITING); a reason when neither is possible."""
         with self, self._lock:
             if self.closed:
-                entry.state = State.CLOSED
+                entry.state = CLOSED
                 return "closed"
             self.slow = True  # before the last look at the tokens
+            is_head = self.queue.goes_first(entry.priority)
             self.queue.add(entry)
-            self._grant()
-            if entry.state is State.GRANTED:
-                entry.state = State.TAKEN
+            if is_head:
+                self._grant()
+            if entry.state is GRANTED:
+                entry.state = TAKEN
             elif self.max_queue is not None and len(self.queue) > self.max_queue:
                 self.queue.remove(entry)
-                entry.state = State.GONE
+                entry.state = GONE
                 self._settle()
                 return "queue_full"
             elif isinstance(entry.waiter, TaskWaiter):
@@ -126,9 +139,9 @@ class Pool(Monitor):
         """The caller of `entry` runs again: TAKEN, CLOSED, or GONE when it was not served in time."""
         with self, self._lock:
             self._forget(entry)
-            if entry.state is State.GRANTED:
-                entry.state = State.TAKEN
-            elif entry.state is State.WAITING:
+            if entry.state is GRANTED:
+                entry.state = TAKEN
+            elif entry.state is WAITING:
                 self._drop(entry)
                 self._grant()
             return entry.state
@@ -139,12 +152,16 @@ class Pool(Monitor):
 
     def give_back(self, weight: int) -> None:
         """Return held permits. Safe in finalizers."""
-        if weight == 1:
-            self.tokens.append(True)
-        else:
-            self.tokens.extend((True,) * weight)
-        if self.slow:
+        try:
+            if weight == 1:
+                self.tokens.append(True)
+            else:
+                self.tokens.extend((True,) * weight)
+            if self.slow:
+                self.post(None)
+        except BaseException:  # of a signal handler: others wait for them
             self.post(None)
+            raise
 
     def depart(self) -> None:
         """A caller has done with this pool; where it is one key's, it may go. Safe in finalizers."""
@@ -168,7 +185,7 @@ class Pool(Monitor):
             self.closed = self.slow = True
             for entry in tuple(self.queue):
                 self._drop(entry)
-                entry.state = State.CLOSED
+                entry.state = CLOSED
                 self._outgoing.append(entry)
             self._loops.clear()
 
@@ -188,36 +205,45 @@ class Pool(Monitor):
 
     def _drop(self, entry: Entry) -> None:
         """End an entry that has not resumed, returning what it was granted."""
-        if entry.state is State.WAITING:
+        if entry.state is WAITING:
             self.queue.remove(entry)
-        elif entry.state is State.GRANTED:
+        elif entry.state is GRANTED:
             self.tokens.extend((True,) * entry.weight)
         else:
             return
-        entry.state = State.GONE
+        entry.state = GONE
 
     def _grant(self) -> None:
         """Serve the head of the queue as often as the permits allow."""
         while (entry := self.queue.head()) is not None:
-            if not self._collect(entry.weight):
-                break
+            if entry.state is WAITING:  # else a signal handler raised when it had just been granted
+                if not self._collect(entry.weight):
+                    break
+                entry.state = GRANTED
             self.queue.remove(entry)
-            entry.state = State.GRANTED
             self._outgoing.append(entry)
         self._settle()
 
     def _collect(self, weight: int) -> bool:
         """Take `weight` permits, or none of them."""
-        self._shrink()
+        if self.total > self.limit:
+            self._shrink()
+        held = self.total - len(self.tokens)
+        if held + weight > self.limit and (held or not self.limit):
+            return False
         ready = 0
-        while ready < weight and self._pop():
-            ready += 1
-        missing = weight - ready
-        alone = ready == self.total and self.limit > 0  # a weight that a shrunk limit cannot hold runs by itself
-        if self.total + missing <= self.limit or alone:
-            self.total += missing
-            return True
-        self.tokens.extend((True,) * ready)
+        try:
+            while ready < weight and self._pop():
+                ready += 1
+            missing = weight - ready
+            alone = ready == self.total and self.limit > 0  # a weight that a shrunk limit cannot hold runs by itself
+            if self.total + missing <= self.limit or alone:
+                self.total += missing
+                ready = 0
+                return True
+        finally:
+            if ready:
+                self.tokens.extend((True,) * ready)
         return False
 
     def _shrink(self) -> None:
@@ -225,22 +251,28 @@ class Pool(Monitor):
             self.total -= 1
 
     def _pop(self) -> bool:
-        try:
-            return self.tokens.pop()
-        except IndexError:
-            return False
+        while self.tokens:
+            try:
+                del self.tokens[-1]
+            except IndexError:
+                continue  # another thread was faster; perhaps there are more
+            return True
+        return False
 
     def _settle(self) -> None:
         """Leave the fast way open only while nothing needs a decision."""
-        self._shrink()
+        if self.total > self.limit:
+            self._shrink()
         self.slow = self.closed or len(self.queue) > 0 or self.total > self.limit
 
     def _rescue(self) -> bool:
-        """Take back what closed loops have left behind, before anybody has to wait for it: whether there was any."""
+        """Hand on what closed loops have left behind, before anybody has to wait for it: whether there was any."""
         closed = [loop for loop in self._loops if loop.is_closed()]
         for loop in closed:
             for entry in self._loops.pop(loop):
                 self._drop(entry)
+        if closed:
+            self._grant()
         return bool(closed)
 
     def _forget(self, entry: Entry) -> None:
@@ -251,12 +283,16 @@ class Pool(Monitor):
 
     def _carry_out(self, decision: Entry) -> None:
         """Wake one whose wait is over; when that cannot be, its loop is dead and it is abandoned."""
-        if decision.state in (State.TAKEN, State.GONE):
+        if decision.state in (TAKEN, GONE):
             return  # it found out by itself
-        if not isinstance(decision.waiter, TaskWaiter):
-            decision.waiter.wake()
-        elif not decision.waiter.wake(on_lost=partial(self.post, decision)):
-            self.post(decision)
+        try:
+            if not isinstance(decision.waiter, TaskWaiter):
+                decision.waiter.wake()
+            elif not decision.waiter.wake(on_lost=partial(self.post, decision)):
+                self.post(decision)
+        except BaseException:  # of a signal handler: to be woken twice does no harm
+            self._outgoing.appendleft(decision)
+            raise
 
 
 class KeyedPools(Monitor):

@@ -24,6 +24,9 @@ class State(Enum):
     CLOSED = auto()  # refused, because the limit was closed
 
 
+NEW, WAITING, GRANTED, TAKEN, GONE, CLOSED = State  # read often, and a member of an Enum is slow to look up
+
+
 class Entry:
     """One caller in the queue.
 
@@ -41,7 +44,7 @@ class Entry:
         self.priority = priority
         self.waiter = waiter
         self.since = since
-        self.state = State.NEW
+        self.state = NEW
 
 
 class WaitQueue:
@@ -73,7 +76,7 @@ class WaitQueue:
         else:
             lane[entry] = None
         self._length += 1
-        entry.state = State.WAITING
+        entry.state = WAITING
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting entry out, wherever it stands."""

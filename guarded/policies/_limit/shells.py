@@ -87,8 +87,10 @@ class Stay:
             node[0] = None
             if self._call.held is node:
                 self._call.held = node[1]
-        self.pool.give_back(self.weight)
-        self.pool.depart()
+        try:
+            self.pool.give_back(self.weight)
+        finally:
+            self.pool.depart()
 
 
 def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext, again: SyncNext | None = None) -> SyncNext:
@@ -97,20 +99,22 @@ def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext, again
     `again` is such a shell too, for calls that a rate inside sends back (see `_turns`); None where there is none.
     """
     sent_back = () if again is None else MustWait
-    pop, push = pool.tokens.pop, pool.tokens.append
+    tokens, push = pool.tokens, pool.tokens.append
     enter, priority_of, only = limit.gate.enter, needs.priority, (pool, None)
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        taken = False
-        if not pool.slow:
-            try:
-                taken = pop()
-            except IndexError:
-                pass  # what is raised further down must not have this in its context
-        waited = 0.0 if taken else enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
-        outer = call.held
-        call.held = only if outer is None else (pool, outer)
+        taken, waited, outer = False, 0.0, call.held
         try:
+            if not pool.slow:
+                try:
+                    del tokens[-1]
+                    taken = True
+                except IndexError:
+                    pass  # what is raised further down must not have this in its context
+            if not taken:
+                waited = enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
+                taken = True
+            call.held = only if outer is None else (pool, outer)
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return proceed(call, fn, args, kwargs)
@@ -118,9 +122,14 @@ def quick_shell(limit: Limit, pool: Pool, needs: Needs, proceed: SyncNext, again
             turn = must.turn
         finally:
             call.held = outer
-            push(True)
-            if pool.slow:
-                pool.post(None)
+            if taken:
+                try:
+                    push(True)
+                    if pool.slow:
+                        pool.post(None)
+                except BaseException:  # of a signal handler: others wait for it
+                    pool.post(None)
+                    raise
         return take_turns(turn, cast("SyncNext", again), call, fn, args, kwargs)
 
     return shell
@@ -155,20 +164,22 @@ def quick_async_shell(
 ) -> AsyncNext:
     """`quick_shell` for coroutine functions."""
     sent_back = () if again is None else MustWait
-    pop, push = pool.tokens.pop, pool.tokens.append
+    tokens, push = pool.tokens, pool.tokens.append
     enter, priority_of, only = limit.gate.enter_async, needs.priority, (pool, None)
 
     async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        taken = False
-        if not pool.slow:
-            try:
-                taken = pop()
-            except IndexError:
-                pass
-        waited = 0.0 if taken else await enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
-        outer = call.held
-        call.held = only if outer is None else (pool, outer)
+        taken, waited, outer = False, 0.0, call.held
         try:
+            if not pool.slow:
+                try:
+                    del tokens[-1]
+                    taken = True
+                except IndexError:
+                    pass
+            if not taken:
+                waited = await enter(call, pool, 1, priority_of(fn, args, kwargs), limit.max_wait)
+                taken = True
+            call.held = only if outer is None else (pool, outer)
             if bus.threshold <= TRACE:
                 limit.tell_acquired(call, pool, waited)
             return await proceed(call, fn, args, kwargs)
@@ -176,9 +187,14 @@ def quick_async_shell(
             turn = must.turn
         finally:
             call.held = outer
-            push(True)
-            if pool.slow:
-                pool.post(None)
+            if taken:
+                try:
+                    push(True)
+                    if pool.slow:
+                        pool.post(None)
+                except BaseException:  # of a signal handler: others wait for it
+                    pool.post(None)
+                    raise
         return await take_turns_async(turn, cast("AsyncNext", again), call, fn, args, kwargs)
 
     return shell

@@ -14,7 +14,8 @@ from guarded._core.durations import format_duration
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.errors import Cancelled, DeadlineExceeded, Deadlock, LimitFull, LimitReason
 from guarded.events.bus import bus
-from guarded.policies._limit.queue import Entry, State
+from guarded.events.model import INFO
+from guarded.policies._limit.queue import CLOSED, TAKEN, Entry
 
 if TYPE_CHECKING:
     from guarded.policies._limit.core import Pool
@@ -89,9 +90,10 @@ class Gate:
         reason = pool.join(entry)
         if reason is not None:
             raise self._full(call, pool, reason, 0.0)
-        if entry.state is State.TAKEN:
+        if entry.state is TAKEN:
             return False
-        self._tell_queued(call, pool)
+        if bus.threshold <= INFO:
+            self._tell_queued(call, pool)
         return True
 
     def _figures(self, pool: Pool) -> tuple[int, int, int]:
@@ -104,7 +106,7 @@ class Gate:
 
     def _left(self, call: Call, pool: Pool, entry: Entry, error: BaseException) -> None:
         """The caller does not get in, whether it was handed a permit meanwhile or not."""
-        if entry.state is State.TAKEN:  # a signal handler raised on the way out
+        if entry.state is TAKEN:  # a signal handler raised on the way out
             pool.give_back(entry.weight)
         else:
             pool.abandon(entry)
@@ -113,10 +115,10 @@ class Gate:
             self._tell_rejected(call, pool, reason, _since(entry))
 
     def _resumed(self, call: Call, pool: Pool, entry: Entry) -> float:
-        state = entry.state if entry.state is State.TAKEN else pool.resume(entry)
+        state = entry.state if entry.state is TAKEN else pool.resume(entry)
         waited = _since(entry)
-        if state is not State.TAKEN:
-            raise self._full(call, pool, "closed" if state is State.CLOSED else "timeout", waited)
+        if state is not TAKEN:
+            raise self._full(call, pool, "closed" if state is CLOSED else "timeout", waited)
         return waited
 
     def _full(self, call: Call, pool: Pool, reason: LimitReason, waited: float) -> LimitFull:
