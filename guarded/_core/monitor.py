@@ -51,19 +51,29 @@ class Monitor:
 
     def post(self, message: Any) -> None:
         """Have `message` handled under the lock, now or by whoever holds it; never blocks."""
-        self._inbox.append(message)
-        self._flush()
+        try:
+            self._inbox.append(message)
+        finally:
+            self._flush()
 
     def _flush(self) -> None:
         """Carry out and handle until nothing is left, or somebody else holds the lock and will go on with it."""
+        try:
+            self._empty()
+        except BaseException:  # of a signal handler: others wait for what is left
+            self._empty()
+            raise
+
+    def _empty(self) -> None:
         me = get_ident()
         while me not in self._carrying:  # else a frame of this thread further out goes on, so that nothing nests
-            try:
-                self._carrying.add(me)
-                while self._outgoing:
-                    self._carry_out_next()
-            finally:
-                self._carrying.discard(me)
+            if self._outgoing:
+                try:
+                    self._carrying.add(me)
+                    while self._outgoing:
+                        self._carry_out_next()
+                finally:
+                    self._carrying.discard(me)
             if not self._inbox or self._owned():
                 return
             try:
