@@ -245,7 +245,7 @@ policies:
 
 @pytest.mark.parametrize(
     "command",
-    ["check", "check --json", "show", "show --json", "explain pay -f", "explain pay --json -f", "simulate -p pay"],
+    ["check", "check --json", "show", "show --json", "explain pay", "explain pay --json", "simulate -p pay"],
 )
 def test_not_by_the_commands(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store's address has a password in it."""
