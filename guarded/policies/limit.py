@@ -18,6 +18,7 @@ from guarded._core.durations import Duration, parse_duration
 from guarded._core.factory import factory
 from guarded._core.fork import after_fork
 from guarded._core.keys import Key, canonical
+from guarded._core.numbers import is_whole
 from guarded._core.policy import AsyncNext, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
@@ -27,7 +28,7 @@ from guarded.policies._limit.blocks import Blocks
 from guarded.policies._limit.core import KeyedPools, LimitSnapshot, Pool
 from guarded.policies._limit.hand import Claim, Permit, Scope
 from guarded.policies._limit.learner import Learner
-from guarded.policies._limit.options import Amount, LimitOptions, is_whole
+from guarded.policies._limit.options import Amount, LimitOptions
 from guarded.policies._limit.shells import Needs, full_async_shell, full_shell, quick_async_shell, quick_shell
 from guarded.policies._limit.wait import Gate
 from guarded.policies._store_option import WhenStoreFails

@@ -18,10 +18,10 @@ from guarded._core.durations import Duration, parse_duration
 from guarded._core.factory import factory
 from guarded._core.fork import after_fork
 from guarded._core.keys import Key, canonical
+from guarded._core.numbers import is_whole
 from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
-from guarded.policies._limit.options import is_whole
 from guarded.policies._rate.core import Algorithm
 from guarded.policies._rate.hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
 from guarded.policies._rate.lines import Lines
@@ -164,14 +164,14 @@ class Rate(Policy[RateOptions]):
             RateExceeded: at once, when the due time is later than that, or past the deadline.
             DeadlineExceeded, Cancelled, Deadlock: like a guarded call.
         """
-        given = self._key_of(key), self._cost_of(cost)
+        key, cost, max_wait = self._key_of(key), self._cost_of(cost), self._patience(timeout)
         if self.stored is not None:
-            mark = self.stored.enter(current.get() or Call(), *given, self._patience(timeout))
-            return Admission([self, given[0], mark, given[1], None])
-        mark = self.lines.take(*given)
-        if mark is None:
-            mark = self.gate.enter(current.get() or Call(), *given, self._patience(timeout))
-        return Admission([self, given[0], mark, given[1], None])
+            mark = self.stored.enter(current.get() or Call(), key, cost, max_wait)
+        else:
+            mark = self.lines.take(key, cost)
+            if mark is None:
+                mark = self.gate.enter(current.get() or Call(), key, cost, max_wait)
+        return Admission([self, key, mark, cost, None])
 
     async def acquire_async(
         self,
@@ -181,14 +181,14 @@ class Rate(Policy[RateOptions]):
         timeout: Duration | None = None,  # noqa: ASYNC109
     ) -> Admission:
         """Like `acquire`, suspending the running task."""
-        given = self._key_of(key), self._cost_of(cost)
+        key, cost, max_wait = self._key_of(key), self._cost_of(cost), self._patience(timeout)
         if self.stored is not None:
-            mark = await self.stored.enter_async(current.get() or Call(), *given, self._patience(timeout))
-            return Admission([self, given[0], mark, given[1], None])
-        mark = self.lines.take(*given)
-        if mark is None:
-            mark = await self.gate.enter_async(current.get() or Call(), *given, self._patience(timeout))
-        return Admission([self, given[0], mark, given[1], None])
+            mark = await self.stored.enter_async(current.get() or Call(), key, cost, max_wait)
+        else:
+            mark = self.lines.take(key, cost)
+            if mark is None:
+                mark = await self.gate.enter_async(current.get() or Call(), key, cost, max_wait)
+        return Admission([self, key, mark, cost, None])
 
     def reserve(self, cost: int | None = None, *, key: object = None, timeout: Duration | None = None) -> Reservation:
         """A place in the queue without waiting for it: the caller sleeps `Reservation.delay` itself, or cancels.
@@ -197,7 +197,10 @@ class Rate(Policy[RateOptions]):
         lives in a store, which has to hear of the moment the caller goes on.
         """
         if self.stored is not None:
-            raise TypeError(f"{self!r} makes no reservations: use acquire()")
+            raise TypeError(
+                f"rate {self.label!r} makes no reservations, since its store has to hear of the moment the caller goes "
+                "on: use acquire(), which waits, or peek(), which says how long that would take"
+            )
         call = current.get() or Call()
         ticket = self.gate.begin(call, self._key_of(key), self._cost_of(cost), None, self._patience(timeout))
         return Reservation(self, ticket)

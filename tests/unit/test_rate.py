@@ -480,3 +480,15 @@ def test_a_cost_by_hand_is_a_whole_number(cost: Any) -> None:
         with pytest.raises(ValueError, match=r"cost=.*: must be a whole number from 1 up"):
             take(cost)
     assert policy.peek().free == 5
+
+
+@pytest.mark.parametrize("timeout", [-1, True, "soon", float("nan")])
+@pytest.mark.parametrize("take", ["acquire", "reserve"])
+def test_a_timeout_by_hand_is_a_duration(take: str, timeout: Any) -> None:
+    """Also where the caller need not wait: a mistake shows at once, not on the day that the rate is used up."""
+    limited = rate("3/m")
+    with pytest.raises(ValueError, match="timeout="):
+        getattr(limited, take)(timeout=timeout)
+    with pytest.raises(ValueError, match="timeout="):
+        asyncio.run(limited.acquire_async(timeout=timeout))
+    assert limited.peek().free == 3

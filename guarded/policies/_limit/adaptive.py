@@ -15,6 +15,7 @@ from sys import float_info
 from typing import Any, Literal, Protocol
 
 from guarded._core.durations import Duration, parse_duration
+from guarded._core.numbers import is_whole
 
 Algorithm = Literal["aimd", "gradient2"]
 _OWN = {"aimd": ("backoff", "slow"), "gradient2": ("smoothing", "tolerance", "window", "headroom")}
@@ -202,7 +203,7 @@ def _bounds_problems(initial: Any, min_limit: Any, max_limit: Any) -> list[str]:
     problems = [
         f"{option}={value!r}: must be a whole number from 1 up"
         for option, value in bounds.items()
-        if not _is_count(value)
+        if not is_whole(value, 1)
     ]
     if not problems and not min_limit <= initial <= max_limit:
         problems.append(f"initial={initial!r}: must lie between min_limit={min_limit!r} and max_limit={max_limit!r}")
@@ -217,7 +218,7 @@ def _own_problems(option: str, value: Any) -> list[str]:
             return [str(error)]
         return []
     if option in ("window", "headroom"):
-        return [] if _is_count(value) else [f"{option}={value!r}: must be a whole number from 1 up"]
+        return [] if is_whole(value, 1) else [f"{option}={value!r}: must be a whole number from 1 up"]
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= float_info.max
     rule, right = {
         "backoff": ("at least 0.5 and less than 1", number and 0.5 <= value < 1),
@@ -225,7 +226,3 @@ def _own_problems(option: str, value: Any) -> list[str]:
         "tolerance": ("at least 1", number and value >= 1),
     }[option]
     return [] if right else [f"{option}={value!r}: must be a number {rule}"]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from guarded._core.durations import parse_duration
 from guarded._core.keys import amount_problem, key_problem
+from guarded._core.numbers import is_whole
 from guarded.events.redact import scrub
 from guarded.policies._limit.adaptive import Adaptive
 from guarded.policies._store_option import WhenStoreFails, read_store
@@ -84,7 +85,3 @@ def _problems(given: dict[str, Any]) -> list[str]:
     if is_adaptive and given["store"] is not None:
         problems.append(f"store={scrub(str(given['store']))!r}: an adaptive limit is of one process: drop one")
     return problems
-
-
-def is_whole(value: object, least: float) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from guarded._core.numbers import is_whole
+
 if TYPE_CHECKING:
     from guarded.policies._rate.queue import Ticket
     from guarded.policies.rate import Rate
@@ -86,7 +88,7 @@ class Admission:
         What is more counts even above the quota, so that later calls wait for it; what is less is given back as far as
         it still counts. ValueError for anything but a whole number from 0 up.
         """
-        if not isinstance(actual, int) or isinstance(actual, bool) or actual < 0:
+        if not is_whole(actual, 0):
             raise ValueError(f"actual={actual!r}: must be a whole number from 0 up")
         rate, key, mark, cost, _ = self._spent
         self._spent[3] = actual

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from guarded._core.durations import format_duration, parse_duration, parse_duration_ns
 from guarded._core.keys import amount_problem, key_problem
+from guarded._core.numbers import is_whole
 from guarded._core.quotas import parse_rate_spec
 from guarded.policies._rate.core import Algorithm, Quota
 from guarded.policies._store_option import WhenStoreFails, read_store
@@ -64,7 +65,7 @@ def _read_quotas(spec: Any, per: Any, problems: list[str]) -> tuple[Quota, ...]:
     try:
         if per is None and not isinstance(spec, int):
             return parse_rate_spec(spec)
-        if not isinstance(spec, int) or isinstance(spec, bool) or spec < 1:
+        if not is_whole(spec, 1):
             problems.append(f"spec={spec!r}: must be a whole number from 1 up where `per` gives the window")
         elif per is None:
             problems.append(f"spec={spec!r}: needs a window: rate({spec}, per='1m') or rate('{spec}/minute')")
@@ -92,7 +93,7 @@ def _problems(quotas: tuple[Quota, ...], *, burst: Any, algorithm: Any, key: Any
 
 
 def _burst_problem(quotas: tuple[Quota, ...], burst: Any, algorithm: Any) -> str | None:
-    if not isinstance(burst, int) or isinstance(burst, bool) or burst < 1:
+    if not is_whole(burst, 1):
         return "must be a whole number from 1 up, or None for the whole quota"
     if algorithm != "gcra":
         return "means something to algorithm='gcra' only"
