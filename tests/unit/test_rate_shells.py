@@ -220,7 +220,7 @@ def test_idle_keys_are_forgotten_and_blocked_ones_never(algorithm: Any, still: V
         assert not limited.try_acquire(key="blocked")
     assert limited.snapshot().keys == 501
     still.advance(60)
-    for number in range(1100):
+    for number in range(4200):
         limited.try_acquire(key=f"new {number % 10}")
     assert limited.snapshot().keys == 10
 

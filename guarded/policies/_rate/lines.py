@@ -1,9 +1,10 @@
 """All keys of a rate under one lock, on one timeline.
 
 The timeline is the monotonic clock, but never goes back: when the clock does, no time passes until it goes on. A key's
-line is made at its first call and dropped when it would decide like a new one: every decision about a key looks at one
-other key in turn, so that the number of lines follows the keys in use. Nanoseconds of the timeline, seconds where a
-caller sees them; what is handed out in seconds is rounded up, since a moment too early is too early.
+line is made at its first call and dropped when it would decide like a new one: each new key, and every eighth decision
+about a known one, looks at another key in turn, so that the number of lines follows the keys in use. Nanoseconds of the
+timeline, seconds where a caller sees them; what is handed out in seconds is rounded up, since a moment too early is too
+early.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from guarded._core import clock
 from guarded._core.keys import Key
@@ -24,6 +25,7 @@ from guarded.policies._rate.meters import ALIGNMENT
 from guarded.policies._rate.queue import NEVER, Floor, Line, Ticket
 
 NS = 1_000_000_000
+_LOOK_EVERY: Final = 8  # decisions; a look goes to memory that nobody has used for long
 _MICROSECOND = 1_000
 
 
@@ -54,7 +56,7 @@ class Lines(Monitor):
     """
 
     __slots__ = (
-        "_advance", "_anchor", "_floor", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew",
+        "_advance", "_anchor", "_floor", "_found", "_keyed", "_last", "_lines", "_make", "_ring", "_single", "_skew",
         "take",
     )  # fmt: skip
 
@@ -68,6 +70,7 @@ class Lines(Monitor):
         self._floor = Floor()
         self._lines: dict[Key, Line] = {}
         self._ring: deque[Key] = deque()  # every key once, in the order in which they are looked at
+        self._found = 0  # decisions about keys that were known
         self._single = self._new_line()
         self._advance = Advance(self._single.meter)
         self.take = self._make_take()
@@ -298,19 +301,30 @@ class Lines(Monitor):
         return Line(self._make(self._epoch), self._floor, self._outgoing)
 
     def _line(self, key: Key, now: int) -> Line:
-        ring = self._ring
-        if ring:
-            oldest = ring[0]
-            if oldest != key and self._lines[oldest].idle(now):
-                del self._lines[oldest]
-                ring.popleft()
-            else:
-                ring.rotate(-1)
         line = self._lines.get(key)
         if line is None:
+            if self._drop_idle(key, now):
+                self._drop_idle(key, now)
             line = self._lines[key] = self._new_line()
-            ring.append(key)
+            self._ring.append(key)
+        else:
+            self._found += 1
+            if not self._found % _LOOK_EVERY:
+                self._drop_idle(key, now)
         return line
+
+    def _drop_idle(self, key: Key, now: int) -> bool:
+        """Look at one other key in turn, and forget it if it decides like a new one: whether it does."""
+        ring = self._ring
+        if not ring:
+            return False
+        oldest = ring[0]
+        if oldest == key or not self._lines[oldest].idle(now):
+            ring.rotate(-1)
+            return False
+        del self._lines[oldest]
+        ring.popleft()
+        return True
 
     def _handle(self, message: Ticket) -> None:
         message.line.leave(self._now(), message)
