@@ -48,13 +48,15 @@ class ThreadBatch(Generic[R]):
 
     def read(self) -> Generator[Settled[R], None, None]:
         """The outcomes, in the order of the window; then the error that ended the batch, if any."""
+        refill = False  # for what was read last, so that workers have items while the reader is busy
         try:
             while True:
                 self._tell_reports()
                 with self._lock:
-                    settled = self._window.take()
-                    pulls = self._pulling and not self._course.stopped and self._window.has_room()
+                    pulls = self._pulls()
+                    settled = None if pulls and refill else self._window.take()
                     over = self._over()
+                refill = settled is not None
                 if settled is not None:
                     yield settled
                 elif pulls:
@@ -71,6 +73,10 @@ class ThreadBatch(Generic[R]):
             last_word = self._leave()
         if last_word is not None:
             raise last_word
+
+    def _pulls(self) -> bool:
+        """Under the lock: whether another item is to be taken from the source."""
+        return self._pulling and not self._course.stopped and self._window.has_room()
 
     def _leave(self) -> BaseException | None:
         """Wait until nothing runs any more; gives the error of the batch."""
@@ -174,7 +180,7 @@ class ThreadBatch(Generic[R]):
             return None
         # With some items still queued the workers need no more for now, and the reader need not be woken for each.
         low = len(self._queue) <= self._plan.concurrency // 2
-        pulls = self._pulling and not self._course.stopped and low and window.has_room()
+        pulls = low and self._pulls()
         if not (pulls or window.ready or self._untold or self._over()):
             return None
         self._reader = None

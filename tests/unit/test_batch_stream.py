@@ -184,6 +184,32 @@ def test_threads_go_on_while_the_reader_is_busy() -> None:
         assert enough.wait(10)
 
 
+def test_each_result_read_lets_another_item_begin() -> None:
+    """Also when the next one is ready: a slow reader must not let the threads run dry."""
+    pulled: list[int] = []
+    full, ended = threading.Event(), threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for item in range(100):
+            pulled.append(item)
+            if item == 3:
+                full.set()
+            yield item
+
+    def fn(item: int) -> int:
+        full.wait(10)
+        ended.release()
+        return item
+
+    batch = imap_limit(fn, items(), concurrency=2, window=4)
+    for number in range(4, 8):
+        next(batch)
+        assert len(pulled) == number
+        for _ in range(4 if number == 4 else 1):
+            assert ended.acquire(timeout=10)
+    batch.close()
+
+
 @pytest.mark.parametrize("source", [Items, AsyncItems])
 @pytest.mark.parametrize("way", ["break", "aclose", "raise", "cancel"])
 def test_a_reader_that_stops_ends_a_batch_of_tasks(source: Any, way: str) -> None:
@@ -254,6 +280,7 @@ def test_a_reader_that_stops_ends_a_batch_of_threads(way: str) -> None:
 
     def fn(item: int) -> int:
         if item < 3:
+            blocked.wait(10)  # the reader may be too fast to let another item be pulled
             return item
         running.add(item)
         blocked.set()
