@@ -112,22 +112,15 @@ class Rate(Policy[RateOptions]):
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
         """Counts each call before it starts, waiting for its due time; of a generator, the start."""
-        if self.stored is not None:
-            return self.stored.shell(site, proceed)
-        if self._is_quick(site) and self._cost is not None:
-            return quick_shell(self, self._cost, site, proceed)
+        if self._plain is not None and not site.is_stream:
+            return quick_shell(self, self._plain, site, proceed)
         return full_shell(self, Needs(self, site.wrapped), site, proceed)
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """The same for coroutine functions and async generators."""
-        if self.stored is not None:
-            return self.stored.async_shell(site, proceed)
-        if self._is_quick(site) and self._cost is not None:
-            return quick_async_shell(self, self._cost, site, proceed)
+        if self._plain is not None and not site.is_stream:
+            return quick_async_shell(self, self._plain, site, proceed)
         return full_async_shell(self, Needs(self, site.wrapped), site, proceed)
-
-    def _is_quick(self, site: Site) -> bool:
-        return self.options.key is None and not site.is_stream
 
     def possible(self, cost: int) -> int:
         """`cost` itself; ValueError when it is above what can ever be admitted."""

@@ -277,10 +277,6 @@ class StoredLimit(Gate):
         """Refuse new calls of this process, and those that wait."""
         self._seats.close()
 
-    def allow(self, max_queue: int | None) -> None:
-        """Set how many may wait from now on."""
-        self._seats.allow(None if max_queue is None else max(0, max_queue - 1))
-
     def snapshot(self, now: float) -> LimitSnapshot:
         """What this process holds, and who waits here."""
         seats = self._seats.snapshot(now)

@@ -1,17 +1,19 @@
 """How a rate goes around a callable: what each call needs, and the closures that count it before it starts.
 
-The quick shells are for the common case, a constant cost without keys; the full ones for the rest. What a call was
-counted for stays on it while it runs, so that the function can correct it.
+The quick shells are for the common case, a constant cost without keys or a store; the full ones for the rest. What a
+call was counted for stays on it while it runs, so that the function can correct it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from guarded._core.call import Call
 from guarded._core.chain import ReturnsAwaitable
 from guarded._core.keys import Key, compile_amount, compile_key
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Site, SyncNext
+from guarded.policies._rate.core import Mark
 from guarded.policies._rate.hand import Admission
 from guarded.policies._turns import waits_outside
 
@@ -39,7 +41,7 @@ class Needs:
 
 
 def quick_shell(policy: Rate, cost: int, site: Site, proceed: SyncNext) -> SyncNext:
-    """No key, always the same cost."""
+    """No key, no store, always the same cost."""
     enter = policy.gate.enter_by_turns if waits_outside(site) else policy.gate.enter
     take = policy.lines.take
 
@@ -61,9 +63,9 @@ def quick_shell(policy: Rate, cost: int, site: Site, proceed: SyncNext) -> SyncN
 
 
 def full_shell(policy: Rate, needs: Needs, site: Site, proceed: SyncNext) -> SyncNext:
-    """Keys, costs by the arguments, and streams."""
-    enter = policy.gate.enter_by_turns if waits_outside(site) else policy.gate.enter
-    take, is_stream = policy.lines.take, site.is_stream
+    """Keys, costs by the arguments, streams, and rates in a store."""
+    gate, take, is_stream = policy.stored or policy.gate, _take_of(policy), site.is_stream
+    enter = gate.enter_by_turns if waits_outside(site) else gate.enter
 
     def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         key, cost = needs.of(fn, args, kwargs)
@@ -103,10 +105,15 @@ def quick_async_shell(policy: Rate, cost: int, site: Site, proceed: AsyncNext) -
     return shell
 
 
+def _take_of(policy: Rate) -> Callable[[Key, int], Mark | None]:
+    """What admits a call at once, without a step of a store."""
+    return policy.lines.take if policy.stored is None else lambda key, cost: None
+
+
 def full_async_shell(policy: Rate, needs: Needs, site: Site, proceed: AsyncNext) -> AsyncNext:
     """`full_shell` for coroutine functions and async generators."""
-    enter = policy.gate.enter_by_turns_async if waits_outside(site) else policy.gate.enter_async
-    take, is_stream = policy.lines.take, site.is_stream
+    gate, take, is_stream = policy.stored or policy.gate, _take_of(policy), site.is_stream
+    enter = gate.enter_by_turns_async if waits_outside(site) else gate.enter_async
 
     async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
         key, cost = needs.of(fn, args, kwargs)

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock, waiters
 from guarded._core.call import Call
-from guarded._core.chain import ReturnsAwaitable
 from guarded._core.keys import Key, digest
-from guarded._core.policy import Args, AsyncNext, Fn, Kwargs, Site, SyncNext
 from guarded.errors import RateExceeded
 from guarded.events.bus import bus
-from guarded.policies._rate.hand import UNCOUNTED, Admission, Peek, StoredMark
+from guarded.policies._rate.hand import UNCOUNTED, Peek, StoredMark
 from guarded.policies._rate.lines import Refusal
-from guarded.policies._rate.shells import Needs
-from guarded.policies._turns import MustWait, waits_outside
+from guarded.policies._turns import MustWait
 from guarded.stores import face_of
 from guarded.stores.contract.rate import Booked, Budget, Passed, RateRule, RateStore, Refused
 from guarded.stores.health import Access
@@ -228,14 +225,6 @@ class StoredRate:
         name = cast("str", self._policy.name)
         self._aside(lambda: self._access.tell(self._store.pause, self._rule, name, seconds))
 
-    def shell(self, site: Site, proceed: SyncNext) -> SyncNext:
-        """Counts each call in the store before it starts."""
-        return _shell(self._policy, self, site, proceed)
-
-    def async_shell(self, site: Site, proceed: AsyncNext) -> AsyncNext:
-        """The same for coroutine functions and async generators."""
-        return _async_shell(self._policy, self, site, proceed)
-
     def _aside(self, step: Any) -> None:
         if asyncio._get_running_loop() is None:
             step()
@@ -246,42 +235,3 @@ class StoredRate:
                 return False
 
             upkeep.every(0.0, once)
-
-
-def _shell(policy: Rate, stored: StoredRate, site: Site, proceed: SyncNext) -> SyncNext:
-    needs, is_stream = Needs(policy, site.wrapped), site.is_stream
-    enter = stored.enter_by_turns if waits_outside(site) else stored.enter
-
-    def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        key, cost = needs.of(fn, args, kwargs)
-        mark = enter(call, key, cost, policy.max_wait)
-        outer = call.spent
-        call.spent = spent = [policy, key, mark, cost, outer]
-        try:
-            return proceed(call, fn, args, kwargs)
-        except ReturnsAwaitable:
-            Admission(spent).refund()  # it comes again, as async
-            raise
-        finally:
-            if not is_stream:
-                call.spent = outer
-
-    return shell
-
-
-def _async_shell(policy: Rate, stored: StoredRate, site: Site, proceed: AsyncNext) -> AsyncNext:
-    needs, is_stream = Needs(policy, site.wrapped), site.is_stream
-    enter = stored.enter_by_turns_async if waits_outside(site) else stored.enter_async
-
-    async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
-        key, cost = needs.of(fn, args, kwargs)
-        mark = await enter(call, key, cost, policy.max_wait)
-        outer = call.spent
-        call.spent = [policy, key, mark, cost, outer]
-        try:
-            return await proceed(call, fn, args, kwargs)
-        finally:
-            if not is_stream:
-                call.spent = outer
-
-    return shell
