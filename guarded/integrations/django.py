@@ -13,6 +13,7 @@ from typing import Any, Unpack
 from guarded._core.extras import missing
 
 try:
+    import django  # noqa: F401 - before what it brings along, so that it is named where it is not installed
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
     from django.core.handlers.asgi import ASGIHandler
     from django.http import HttpRequest, HttpResponse
