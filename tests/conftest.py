@@ -21,6 +21,7 @@ from guarded._core import clock
 from guarded._core.registry import Registry
 from guarded._core.virtual import VirtualTime
 from guarded._testing import pytest_plugin
+from guarded.events.bus import bus
 
 # Worker processes import test modules by name. Last, so that an installed package comes before the checkout's.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -34,9 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_slate(guarded_registry: Registry) -> Iterator[None]:
-    """Isolate the registry, silence the default sink, and check that no test leaves a virtual clock behind."""
+    """Isolate the registry and the sinks, silence the default one, and check that no virtual clock is left behind."""
     level = events.set_level("OFF")
+    before = bus._subscriptions
     yield
+    for subscription in bus._subscriptions:
+        if subscription not in before:
+            subscription.close()
     events.set_level(level)
     assert clock.installed() is None
     clock._lead = 0
