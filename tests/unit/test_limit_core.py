@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guarded._core.waiters import ThreadWaiter
-from guarded.policies._limit.core import Pool
+from guarded.policies._limit.core import KeyedPools, Pool
 from guarded.policies._limit.queue import Entry, State
 
 
@@ -37,3 +37,11 @@ def test_nobody_has_waited_a_negative_time() -> None:
     pool = Pool(0, None)
     pool.join(entry(since=5.0))
     assert [pool.snapshot(now).oldest_wait for now in (3.0, 7.0)] == [0.0, 2.0]
+
+
+def test_another_queue_bound_holds_for_keys_old_and_new() -> None:
+    """A reload may change it while some keys are in use."""
+    pools = KeyedPools(1, max_queue=5)
+    old = pools.enter("old")
+    pools.allow(0)
+    assert (old.max_queue, pools.enter("new").max_queue) == (0, 0)
