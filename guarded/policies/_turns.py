@@ -17,7 +17,7 @@ class Turn(Protocol):
     """A place in a rate's queue, between two tries of one call."""
 
     def wait(self) -> None:
-        """Block until it is due; gives the place up when that raises."""
+        """Block until it is due."""
 
     async def wait_async(self) -> None:
         """The same for the running task."""

@@ -19,10 +19,13 @@ from typing import Any, cast
 import pytest
 
 import guarded
-from guarded import CircuitOpen, LimitFull, StoreError, circuit, idempotent, limit
+from guarded import CircuitOpen, LimitFull, StoreError, circuit, idempotent, limit, rate
+from guarded._core import clock
 from guarded._core.waiters import ThreadWaiter
 from guarded.policies._limit.core import Pool
 from guarded.policies._limit.queue import Entry, State
+from guarded.policies._rate.core import Algorithm
+from guarded.policies._rate.hand import Admission
 from guarded.policies.limit import Limit
 from guarded.stores.upkeep import upkeep
 from guarded.testing import capture
@@ -201,3 +204,23 @@ def test_a_permit_given_back_reaches_who_waits() -> None:
     check(0)
     at_every_step(call, check)
     assert len(hung) <= 2
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize(("algorithm", "keyed"), [("sliding", False), ("gcra", False), ("sliding", True)])
+def test_a_rate_goes_on(algorithm: Algorithm, keyed: bool) -> None:
+    """It lets callers through in order as ever, nobody stays in its queue, and its whole quota comes back."""
+    key: Any = "a" if keyed else None
+    limited = rate(2, per=0.001, algorithm=algorithm, key=(lambda: "a") if keyed else None)
+
+    def call(step: int) -> None:
+        for _ in range(3):
+            limited.acquire(key=key)
+
+    def check(step: int) -> None:
+        assert isinstance(in_time(lambda: limited.acquire(key=key)), Admission), step
+        assert limited.peek(key=key).queued == 0, step
+
+    at_every_step(call, check)
+    clock.pause(0.003)
+    assert limited.peek(key=key).free == 2

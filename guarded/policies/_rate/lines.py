@@ -141,23 +141,33 @@ class Lines(Monitor):
             patience: seconds it would wait.
             until: its deadline, in seconds of the monotonic clock.
         """
-        with self, self._lock:
-            now = self._now()
-            line = self._line(key, now) if self._keyed else self._single
-            ticket = Ticket(line, cost, waiter)
-            mark = line.take(now, cost)
-            if mark is not None:
-                ticket.mark, ticket.at, ticket.done = mark, now, True
-                return ticket
-            due = line.due(now, cost)
-            if until < math.inf:
-                ticket.cutoff = int(until * NS) + self._skew
-            if patience < math.inf:
-                ticket.patience = now + int(patience * NS)
-            if due > ticket.patience or due >= ticket.cutoff:
-                return Refusal(self._seconds_until(due, now), len(line.queue))
-            line.join(now, ticket, due)
+        ticket: Ticket | None = None
+        try:
+            with self, self._lock:
+                now = self._now()
+                line = self._line(key, now) if self._keyed else self._single
+                ticket = Ticket(line, cost, waiter)
+                return self._place(now, ticket, patience, until)
+        except BaseException:  # of a signal handler: nobody would wait with it
+            if ticket is not None and (ticket.timer or ticket.queued):
+                self.post(ticket)
+            raise
+
+    def _place(self, now: int, ticket: Ticket, patience: float, until: float) -> Ticket | Refusal:
+        line, cost = ticket.line, ticket.cost
+        mark = line.take(now, cost)
+        if mark is not None:
+            ticket.mark, ticket.at, ticket.done = mark, now, True
             return ticket
+        due = line.due(now, cost)
+        if until < math.inf:
+            ticket.cutoff = int(until * NS) + self._skew
+        if patience < math.inf:
+            ticket.patience = now + int(patience * NS)
+        if due > ticket.patience or due >= ticket.cutoff:
+            return Refusal(self._seconds_until(due, now), len(line.queue))
+        line.join(now, ticket, due)
+        return ticket
 
     def resume(self, ticket: Ticket, woken: bool) -> Refusal | bool:
         """The caller of `ticket` runs again: let through (True), to wait on with a new waiter (False), or refused.

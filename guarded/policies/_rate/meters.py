@@ -15,7 +15,8 @@ ALIGNMENT = 1_000_000  # nanoseconds; smaller differences to the wall clock are 
 class Sliding:
     """Never more than `count` units in any window (t - window, t]: exactly `window` later an event no longer counts.
 
-    The exact log: one entry per distinct time, so at most `count` entries, about 50 bytes each.
+    The exact log: one entry per distinct time, so at most `count` entries, about 50 bytes each. What belongs together
+    is changed without a call between, after which a signal handler could raise.
     State: the entries ``(time, units)`` that still count, oldest first.
     """
 
@@ -43,8 +44,8 @@ class Sliding:
             self._costs[-1] += cost
         else:
             self._newest = now
-            self._times.append(now)
-            self._costs.append(cost)
+            self._times += (now,)
+            self._costs += (cost,)
         return now
 
     def earliest(self, now: int, cost: int) -> int:
@@ -65,9 +66,10 @@ class Sliding:
 
     def book_each(self, times: list[int]) -> None:
         if not self._times or times[0] > self._times[-1]:
-            self._times.extend(times)
-            self._costs.extend((1,) * len(times))
+            ones = (1,) * len(times)
             self._total += len(times)
+            self._times += times
+            self._costs += ones
             self._newest = times[-1]
         else:
             for at in times:
@@ -124,24 +126,25 @@ class Sliding:
         self._newest = self._times[-1] if state else -1
 
     def _add(self, at: int, cost: int) -> None:
-        self._total += cost
         index = len(self._times)
         while index and self._times[index - 1] > at:
             index -= 1
+        self._check = min(self._check, at + self.window)
+        self._total += cost
         if index and self._times[index - 1] == at:
             self._costs[index - 1] += cost
         else:
-            self._times.insert(index, at)
-            self._costs.insert(index, cost)
-            self._check = min(self._check, at + self.window)
+            try:
+                self._times.insert(index, at)
+            finally:
+                self._costs.insert(index, cost)
         self._newest = self._times[-1]
 
     def _expire(self, now: int) -> None:
-        times, costs, oldest, gone = self._times, self._costs, now - self.window, 0
+        times, costs, oldest = self._times, self._costs, now - self.window
         while times and times[0] <= oldest:
-            times.popleft()
-            gone += costs.popleft()
-        self._total -= gone
+            self._total -= costs[0]
+            del times[0], costs[0]
         self._check = (times[0] if times else now) + self.window
 
 

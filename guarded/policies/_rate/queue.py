@@ -144,10 +144,10 @@ class Line:
     def join(self, now: int, ticket: Ticket, due: int) -> None:
         """Queue a newcomer, which is due at `due`."""
         self._since = now
-        self.users += ticket.waiter is not None
-        self._enqueue(ticket)
         if ticket.waiter is not None:
+            self.users += 1
             ticket.timer = due
+        self._enqueue(ticket)
 
     def admit(self, now: int, ticket: Ticket) -> bool:
         """The caller of `ticket` runs again: let it through, or keep it in the queue with a new `timer`."""
@@ -257,8 +257,8 @@ class Line:
 
     def _finish(self, ticket: Ticket) -> None:
         ticket.done = True
-        self._missing.pop(ticket, None)
         self.users -= ticket.waiter is not None
+        self._missing.pop(ticket, None)
 
     def _start_or_wait(self, now: int, ticket: Ticket) -> None:
         """Book a queued ticket whose caller is here, if it and all before it could start now; else set its timer."""
@@ -306,10 +306,10 @@ class Line:
     def _enqueue(self, ticket: Ticket) -> None:
         if self.queue and ticket.cost != self.queue[0].cost:
             self._even = False
-        insort(self.queue, ticket, key=_number)
         self._units += ticket.cost
         self._reserved += ticket.waiter is None
         ticket.queued = True
+        insort(self.queue, ticket, key=_number)  # the last: a signal handler may raise after a call
 
     def _unqueue(self, ticket: Ticket) -> None:
         del self.queue[self._place(ticket)]

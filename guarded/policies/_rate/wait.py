@@ -42,15 +42,23 @@ class Gate:
         Raises RateExceeded, Deadlock, DeadlineExceeded, Cancelled.
         """
         ticket = self.begin(call, key, cost, ThreadWaiter(), max_wait)
-        if not ticket.done:
-            self.wait(call, ticket, self._rate.lines.resume)
+        try:
+            if not ticket.done:
+                self.wait(call, ticket, self._rate.lines.resume)
+        except BaseException:
+            self._rate.lines.abandon(ticket)
+            raise
         return ticket.mark
 
     async def enter_async(self, call: Call, key: Key, cost: int, max_wait: float) -> Mark:
         """Like `enter`, suspending the running task."""
         ticket = self.begin(call, key, cost, TaskWaiter(), max_wait)
-        if not ticket.done:
-            await self.wait_async(call, ticket, self._rate.lines.resume)
+        try:
+            if not ticket.done:
+                await self.wait_async(call, ticket, self._rate.lines.resume)
+        except BaseException:
+            self._rate.lines.abandon(ticket)
+            raise
         return ticket.mark
 
     def enter_by_turns(self, call: Call, key: Key, cost: int, max_wait: float) -> Mark:
@@ -80,16 +88,18 @@ class Gate:
         self, call: Call, key: Key, cost: int, waiter: ThreadWaiter | TaskWaiter | None, max_wait: float
     ) -> Ticket:
         """A ticket, `done` or in the queue."""
-        ticket = self._rate.lines.begin(key, cost, waiter, max_wait, call.until)
-        if isinstance(ticket, Refusal):
-            raise self.exceeded(call, ticket)
-        if not ticket.done and waiter is not None:
-            try:
+        ticket: Ticket | Refusal | None = None
+        try:
+            ticket = self._rate.lines.begin(key, cost, waiter, max_wait, call.until)
+            if isinstance(ticket, Refusal):
+                raise self.exceeded(call, ticket)
+            if not ticket.done and waiter is not None:
                 self._before_waiting(call, ticket)
-            except BaseException:
+            return ticket
+        except BaseException:
+            if isinstance(ticket, Ticket):
                 self._rate.lines.abandon(ticket)
-                raise
-        return ticket
+            raise
 
     def _before_waiting(self, call: Call, ticket: Ticket) -> None:
         if isinstance(ticket.waiter, ThreadWaiter):
@@ -99,34 +109,26 @@ class Gate:
             bus.emit("rate.delayed", call, self._rate, delay=delay, queued=len(ticket.line.queue))
 
     def wait(self, call: Call, ticket: Ticket, step: Step) -> None:
-        """Sleep to the due time of `ticket`, as often as it moves, until `step` is content; gives it up on errors."""
+        """Sleep to the due time of `ticket`, as often as it moves, until `step` is content; its owner gives it up."""
         during = f"waiting for rate {self._rate.label!r}"
-        try:
-            verdict: Refusal | bool = False
-            while verdict is False:
-                until = self._rate.lines.until(ticket.timer)
-                woken = waiters.wait_out(call, ticket.waiter, until, during)  # type: ignore[arg-type]
-                verdict = step(ticket, woken)
-            if isinstance(verdict, Refusal):
-                raise self.exceeded(call, verdict)
-        except BaseException:
-            self._rate.lines.abandon(ticket)
-            raise
+        verdict: Refusal | bool = False
+        while verdict is False:
+            until = self._rate.lines.until(ticket.timer)
+            woken = waiters.wait_out(call, ticket.waiter, until, during)  # type: ignore[arg-type]
+            verdict = step(ticket, woken)
+        if isinstance(verdict, Refusal):
+            raise self.exceeded(call, verdict)
 
     async def wait_async(self, call: Call, ticket: Ticket, step: Step) -> None:
         """Like `wait`, for the running task."""
         during = f"waiting for rate {self._rate.label!r}"
-        try:
-            verdict: Refusal | bool = False
-            while verdict is False:
-                until = self._rate.lines.until(ticket.timer)
-                woken = await waiters.wait_out_async(call, ticket.waiter, until, during)  # type: ignore[arg-type]
-                verdict = step(ticket, woken)
-            if isinstance(verdict, Refusal):
-                raise self.exceeded(call, verdict)
-        except BaseException:
-            self._rate.lines.abandon(ticket)
-            raise
+        verdict: Refusal | bool = False
+        while verdict is False:
+            until = self._rate.lines.until(ticket.timer)
+            woken = await waiters.wait_out_async(call, ticket.waiter, until, during)  # type: ignore[arg-type]
+            verdict = step(ticket, woken)
+        if isinstance(verdict, Refusal):
+            raise self.exceeded(call, verdict)
 
     def exceeded(self, call: Call, refusal: Refusal) -> RateExceeded:
         """The error for a call that may not wait, told to the bus."""
