@@ -698,10 +698,14 @@ def test_ctrl_c_ends_a_batch_of_threads() -> None:
         time.sleep(0.02)  # then it is in the system's own wait, which a signal ends; one just before it waits as well
         signal.pthread_kill(main_thread, signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
     thread = threading.Thread(target=press)
     thread.start()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        map_limit(fn, range(100), concurrency=2)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            map_limit(fn, range(100), concurrency=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     outcomes = settled_of(caught.value)
     assert [settled.value for settled in outcomes[:2]] == [0, 1]
