@@ -75,8 +75,7 @@ class VirtualTime:
         # Threads that stand where they stood before (a test runner's, blocked in a read) have no part in this; a worker
         # may have been handed its next body.
         own = workers.idle()
-        frames = sys._current_frames().items()
-        self._still = {ident: _place(frame) for ident, frame in frames if ident not in own}
+        self._still = {ident: _place(frame) for ident, frame in _others().items() if ident not in own}
 
     def monotonic_ns(self) -> int:
         """Virtual nanoseconds now."""
@@ -129,13 +128,13 @@ class VirtualTime:
 
     def _patience(self) -> float:
         """How many real seconds of quiet it takes to be sure that no other thread is about to do something."""
-        me, patience = threading.get_ident(), 0.0
-        frames = sys._current_frames()  # first, since whom a thread woke before it went idle must be seen awake below
+        patience = 0.0
+        frames = _others()  # first, since whom a thread woke before it went idle must be seen awake below
         known = workers.idle()
         known.update(ident for ident, loop in list(self._idle_loops.items()) if not _busy(loop))
         known.update(ident for ident, gate in list(self._parked.items()) if gate.locked())  # else it is just waking up
         for ident, frame in frames.items():
-            if ident != me and ident not in known:
+            if ident not in known:
                 code = frame.f_code
                 if code.co_name in WAITS and code.co_filename.endswith(WAITING_IN):
                     patience = max(patience, SETTLE)
@@ -235,6 +234,13 @@ class _LoopTimer(_Timer):
     def cancel(self) -> None:
         self.done = True
         self._cancelled.append(True)
+
+
+def _others() -> dict[int, FrameType]:
+    """Where the other threads stand; not one's own frame, which would hold itself, and with it all its callers have."""
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def _place(frame: FrameType) -> tuple[int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time as real
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -209,3 +211,28 @@ def test_real_waits_take_what_they_take_after_virtual_time() -> None:
     guarded.sleep(0.02)
     asyncio.run(guarded.asleep(0.02))
     assert 0.04 <= real.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_keeps_nothing_alive(is_async: bool) -> None:
+    """What a caller holds in its frames goes when it returns, not with the next garbage collection."""
+
+    class Held: ...
+
+    def hold() -> weakref.ref[Held]:
+        held = Held()
+        guarded.sleep("1s")
+        return weakref.ref(held)
+
+    async def hold_async() -> weakref.ref[Held]:
+        held = Held()
+        await guarded.asleep("1s")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        with virtual_time():
+            held = asyncio.run(hold_async()) if is_async else hold()
+        assert held() is None
+    finally:
+        gc.enable()
