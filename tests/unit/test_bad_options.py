@@ -6,7 +6,7 @@ import datetime
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,3 +60,23 @@ def test_a_wrong_value_is_named_with_its_option(factory: Any, option: str) -> No
             assert option in message
             assert is_shown(value, message) or option == "per", message  # of two that do not go together, either
     assert refused or option == "value"  # of a fallback, which is anything
+
+
+async def asynchronous(*args: object) -> int:
+    """A predicate, a key or a hook as it must not be where nobody awaits it."""
+    return 1
+
+
+def generator(*args: object) -> Iterator[int]:
+    """Nor one whose answer is an iterator, which is always true."""
+    yield 1
+
+
+@pytest.mark.parametrize("given", [asynchronous, generator])
+@pytest.mark.parametrize(("factory", "option"), OPTIONS, ids=lambda given: getattr(given, "__name__", given))
+def test_a_function_that_gives_no_answer_is_refused(factory: Any, option: str, given: Callable[..., object]) -> None:
+    """At construction, not at the first call; but for what may be async where the guarded function is."""
+    if (factory, option) in {(retry, "retries"), (retry, "before_retry"), (fallback, "value")}:
+        return
+    with registry.isolated(), pytest.raises(ValueError, match=f"^(retry_budget|{factory.__name__}): .*{option}"):
+        factory(**{**FACTORIES[factory], option: given})

@@ -9,8 +9,9 @@ from math import isfinite
 from typing import Any, Literal
 
 from guarded._core.durations import parse_duration
-from guarded._core.keys import compile_argument
+from guarded._core.keys import compile_argument, key_problem
 from guarded._core.policy import Args, Fn, Kwargs
+from guarded.policies._matching import title
 
 Mode = Literal["thread", "cooperative"]
 Late = Literal["return", "raise"]
@@ -29,7 +30,10 @@ class DeadlineOptions:
     def checked(cls, seconds: Any, mode: Any, late: Any) -> DeadlineOptions:
         """The options, or one ValueError that names every wrong one."""
         problems = []
-        if not callable(seconds):
+        if callable(seconds):
+            if problem := key_problem(seconds):
+                problems.append(f"seconds={title(seconds)}: {problem}")
+        else:
             try:
                 seconds = parse_duration(seconds, option="seconds")
             except ValueError as error:
