@@ -73,13 +73,19 @@ class Background:
                     complain(f"event sink {title_of(self._sink)} raised {cause_of(error)}; more failures are counted")
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait, `timeout` real seconds at most, until all that came before has been handed on; whether it has."""
+        """Wait, `timeout` real seconds at most, until all that came before has been handed on; whether it has.
+
+        False at once when no thread can be started for it.
+        """
         if self._thread is None and not self._queue.qsize():
             return True
         done = threading.Event()
         self._queue.put(done)
         if self._thread is None:
-            self._start()
+            try:
+                self._start()
+            except RuntimeError:
+                return False
         return done.wait(timeout)
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Final, TypeVar
 
@@ -29,5 +29,25 @@ _threads = _Threads()
 
 
 async def in_thread(step: Callable[[], ResultT]) -> ResultT:
-    """Make a blocking step of a store in a worker thread; it sees the running call and its deadline."""
-    return await asyncio.get_running_loop().run_in_executor(_threads.pool, copy_context().run, step)
+    """Make a blocking step of a store in a worker thread; it sees the running call and its deadline.
+
+    Where no thread can be had (there are no more, or the process ends) the event loop has to wait for the step.
+    """
+    context, ended, once = copy_context(), Future[ResultT](), [None]
+
+    def work() -> None:
+        try:
+            once.pop()
+        except IndexError:
+            return  # it is in the queue of the threads too
+        if ended.set_running_or_notify_cancel():
+            try:
+                ended.set_result(context.run(step))
+            except BaseException as error:
+                ended.set_exception(error)
+
+    try:
+        _threads.pool.submit(work)
+    except RuntimeError:
+        work()
+    return await asyncio.wrap_future(ended)

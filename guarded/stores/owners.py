@@ -27,3 +27,8 @@ _count: Final = itertools.count(1)
 def new_owner() -> str:
     """A token of its own."""
     return f"{_process.mark}-{next(_count):x}"
+
+
+def is_inherited(owner: str) -> bool:
+    """Whether it is of a process that this one was forked from."""
+    return not owner.startswith(_process.mark)

@@ -1,7 +1,8 @@
 """Work beside the calls: renewing leases, and telling a store again what it could not take at once.
 
 One daemon thread for the process, there only while there is something to do. It serves async runs too, so that a
-busy event loop loses no lease. Chores run outside the lock; times are monotonic seconds.
+busy event loop loses no lease. Where no thread can be started, what a call relies on is refused, and all else is done
+in the caller's. Chores run outside the lock; times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -62,11 +63,31 @@ class Upkeep:
     def every(self, interval: float, action: Callable[[], bool]) -> Chore:
         """Call `action` each `interval` seconds, first after one, for as long as it answers True.
 
-        What it raises ends it, and goes to ``threading.excepthook``.
+        What it raises ends it, and goes to ``threading.excepthook``. RuntimeError when no thread can be started; then
+        `action` is not called.
         """
         chore = Chore(self, interval, action)
         self._add(chore)
+        try:
+            self._see_to_thread()
+        except BaseException:
+            chore.action = None
+            with self._lock:
+                self._heap = [entry for entry in self._heap if entry[2] is not chore]
+                heapq.heapify(self._heap)
+            raise
         return chore
+
+    def beside(self, interval: float, action: Callable[[], bool]) -> None:
+        """The same for what no call relies on: where no thread can be started, it is done once at once.
+
+        Should it answer True then, it goes on when there is a thread for another chore.
+        """
+        try:
+            self.every(interval, action)
+        except RuntimeError:
+            if action():
+                self._add(Chore(self, interval, action))
 
     def _add(self, chore: Chore) -> None:
         due = clock.monotonic() + chore.interval
@@ -76,11 +97,22 @@ class Upkeep:
             gate = None
             if self._heap[0][2] is chore:
                 gate, self._gate = self._gate, None
-            start, self._alive = not self._alive, True
         if gate is not None:
             gate.release()
-        if start:
-            threading.Thread(target=self._run, name="guarded-upkeep", daemon=True).start()
+
+    def _see_to_thread(self) -> None:
+        """Start the thread if there is work and nobody to do it."""
+        start = False
+        try:
+            with self._lock:
+                start = not self._alive and bool(self._heap)
+                self._alive = self._alive or start
+            if start:
+                threading.Thread(target=self._run, name="guarded-upkeep", daemon=True).start()
+        except BaseException:  # of a signal handler too: a second thread would do no harm, none at all would
+            if start:
+                self._alive = False
+            raise
 
     def _run(self) -> None:
         while True:

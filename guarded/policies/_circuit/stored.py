@@ -168,7 +168,7 @@ class StoredCircuit(LocalCircuit):
             self._settle_now(end)
             return False
 
-        upkeep.every(0.0, settle)
+        upkeep.beside(0.0, settle)
 
     def _settled(self, end: _End, settled: Settlement | None) -> None:
         """The store has counted the end of a call, or not."""

@@ -155,7 +155,15 @@ def _start_job(
         bus.emit("deadline.late", twin, layer.policy, duration=clock.monotonic() - started, cause=job.error)
 
     job = Job(lambda: context.run(body), on_late)
-    workers.start(job)
+    try:
+        workers.start(job)
+    except RuntimeError as error:
+        raise Rejected(
+            f"{call.function}: no thread can be started for the body under deadline {layer.policy.label!r}, so the "
+            f"call was not made: {error}; use mode='cooperative', which needs none",
+            policy=layer.policy.label,
+            layer="deadline",
+        ) from error
     return job, token
 
 

@@ -169,7 +169,12 @@ def run_in_threads(contest: Contest, proceed: SyncNext, fn: Fn, args: Args, kwar
                 contest.lost(error)
                 del error
             while (number := contest.next_copy(len(running))) is not None:
-                running.append(_start_thread(contest, waiter, _new_copy(call, number), proceed, fn, args, kwargs))
+                try:
+                    running.append(_start_thread(contest, waiter, _new_copy(call, number), proceed, fn, args, kwargs))
+                except RuntimeError:  # there are no more threads to be had
+                    contest.race.stop()
+                    if number == 0:
+                        return _run_in_place(contest, proceed, fn, args, kwargs)
             if not running:
                 contest.all_failed()
             waiters.wait(call, waiter, contest.race.due, "running")
@@ -177,6 +182,13 @@ def run_in_threads(contest: Contest, proceed: SyncNext, fn: Fn, args: Args, kwar
         for loser in running:
             loser.job.abandon()
             loser.token.cancel("nobody waits for this copy of the call any more")
+
+
+def _run_in_place(contest: Contest, proceed: SyncNext, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
+    started = clock.monotonic()
+    result = proceed(contest.call, fn, args, kwargs)
+    contest.observe(clock.monotonic() - started)
+    return result
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from guarded.policies._idempotent.outcomes import Cut, Failed, Neutral, Outcome,
 from guarded.policies._idempotent.results import Form, keeper_for, twin_of
 from guarded.stores.contract.idempotent import Finished, IdempotentStore, Mismatch, Reply, Running, Started
 from guarded.stores.health import Reported
-from guarded.stores.upkeep import Chore, upkeep
+from guarded.stores.upkeep import upkeep
 
 JOINING = "joining an earlier run of the same key"
 AGAIN: Any = object()  # the outcome is no answer for this caller: enter again
@@ -74,7 +74,7 @@ class Conduct:
             if reply.abandoned_for is not None:
                 self.emit("idempotent.abandoned", call, run.key, age=reply.abandoned_for, mode="rerun")
             if self.store.durable:
-                run.on_end = self._keep_lease(run, call).cancel
+                self._keep_lease(run, call)
             return None
         run.claimed = False
         if isinstance(reply, Finished):
@@ -97,7 +97,9 @@ class Conduct:
             store=self.store.name,
         )
 
-    def _keep_lease(self, run: Run, call: Call) -> Chore:
+    def _keep_lease(self, run: Run, call: Call) -> None:
+        """Renew the lease for as long as the run goes on; StoreError when nobody can and the policy minds."""
+
         def renew() -> bool:
             try:
                 held = self.store.renew(run.key, run.claim)
@@ -108,7 +110,17 @@ class Conduct:
                 self.emit("idempotent.abandoned", call, run.key, reason="lease lost")
             return held
 
-        return upkeep.every(run.claim.lease / 3, renew)
+        try:
+            run.on_end = upkeep.every(run.claim.lease / 3, renew).cancel
+        except RuntimeError as error:
+            self.store_failed(call, error, "lease not renewed")
+            if self.policy.options.when_store_fails == "closed":
+                raise StoreError(
+                    f"{call.function}: no thread can be started to renew the lease of {self.policy.label!r} on this "
+                    f"key, so the call was not made: {error}",
+                    policy=self.policy.label,
+                    store=self.store.name,
+                ) from error
 
     # After the body
 
@@ -179,7 +191,7 @@ class Conduct:
             self.runs.drop(run)
             return False
 
-        upkeep.every(min(_RETRY_STORE, run.claim.lease / 3), save)
+        upkeep.beside(min(_RETRY_STORE, run.claim.lease / 3), save)
 
     def release(self, run: Run) -> None:
         """Let the next caller run the key."""
@@ -203,7 +215,7 @@ class Conduct:
                 return clock.monotonic() < give_up
             return False
 
-        upkeep.every(min(_RETRY_STORE, run.claim.lease / 3), release)
+        upkeep.beside(min(_RETRY_STORE, run.claim.lease / 3), release)
 
     def withdraw(self, run: Run, call: Call, error: BaseException | None = None) -> None:
         """What leads a run is interrupted: whoever comes next may run the key, unless it has had its effect.

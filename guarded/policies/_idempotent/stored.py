@@ -1,7 +1,8 @@
 """The records of `idempotent` behind a store that may fail.
 
 Passes every step on to the store, and sees to its health. A key that cannot be begun there is, by `when_store_fails`,
-refused, begun in the memory of this process, or begun nowhere; it ends where it was begun.
+refused, begun in the memory of this process, or begun nowhere; it ends where it was begun. A process forked in the
+middle of a run has no part in it: the run is its parent's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from guarded.stores import face_of
 from guarded.stores.contract.idempotent import Claim, IdempotentStore, Reply, Started
 from guarded.stores.health import Access, Reported
 from guarded.stores.memory import MemoryStore
+from guarded.stores.owners import is_inherited
 
 
 class Behind:
@@ -61,12 +63,16 @@ class Behind:
         if claim.owner in self._elsewhere:
             self._elsewhere.discard(claim.owner)
             return self._memory is None or self._memory.complete(key, claim, payload)
+        if is_inherited(claim.owner):
+            return False
         return self._access.step(current.get(), self._store.complete, key, claim, payload)
 
     async def complete_async(self, key: str, claim: Claim, payload: Any) -> bool:
         """See `IdempotentStore.complete`."""
         if claim.owner in self._elsewhere:
             return self.complete(key, claim, payload)
+        if is_inherited(claim.owner):
+            return False
         return await self._access.step_async(current.get(), self._store.complete_async, key, claim, payload)
 
     def renew(self, key: str, claim: Claim) -> bool:
@@ -80,10 +86,14 @@ class Behind:
         if claim.owner in self._elsewhere:
             self._elsewhere.discard(claim.owner)
             return self._memory is None or self._memory.release(key, claim)
+        if is_inherited(claim.owner):
+            return False
         return self._access.step(current.get(), self._store.release, key, claim)
 
     async def release_async(self, key: str, claim: Claim) -> bool:
         """See `IdempotentStore.release`."""
         if claim.owner in self._elsewhere:
             return self.release(key, claim)
+        if is_inherited(claim.owner):
+            return False
         return await self._access.step_async(current.get(), self._store.release_async, key, claim)

@@ -152,7 +152,7 @@ class Blocks(Policy[LimitOptions]):
 
     def _end_visit(self, pool: Pool, visit: Visit, scope: Call, error: BaseException | None) -> None:
         if self.stored is not None:
-            self.stored.blocks.remove(pool)
+            self.stored.forget_block(pool)
         pool.give_back(visit.weight)
         if self.learner is not None and visit.started:
             self.learner.learn(scope, visit.started, visit.inflight, error)

@@ -68,12 +68,15 @@ class Leases:
         self._store = store
         self._access = access
         self.length = length
+        self._held: dict[Lease, None] = {}
         self._reset()
         after_fork(self, Leases._reset)
 
     def _reset(self) -> None:
+        for lease in self._held:
+            lease.lost = True  # of a parent process: its to renew, and to give back
         self._lock = threading.Lock()
-        self._held: dict[Lease, None] = {}
+        self._held = {}
         self._looking = False
 
     @property
@@ -82,13 +85,22 @@ class Leases:
         return sum(lease.pledge.permits for lease in tuple(self._held))
 
     def begin(self, call: Call, pledge: Pledge) -> Lease:
-        """A lease that the store has just granted."""
+        """A lease that the store has just granted. RuntimeError when there is no thread to renew it."""
         lease = Lease(call, pledge)
-        with self._lock:
-            self._held[lease] = None
-            start, self._looking = not self._looking, True
-        if start:
-            upkeep.every(self.length / _LOOKS, self._look)
+        start = False
+        try:
+            with self._lock:
+                self._held[lease] = None
+                start = not self._looking
+                self._looking = True
+            if start:
+                upkeep.every(self.length / _LOOKS, self._look)
+        except BaseException:
+            with self._lock:
+                self._held.pop(lease, None)
+                self._looking = self._looking and not start
+            lease.leave()
+            raise
         return lease
 
     def end(self, lease: Lease) -> None:

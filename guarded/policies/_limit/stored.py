@@ -10,6 +10,7 @@ learns of it at its next wait or checkpoint. While the store cannot be used the 
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from guarded._core import clock, waiters
@@ -79,8 +80,8 @@ class StoredLimit(Gate):
         loan, since = cast("Loan", pool), clock.monotonic()
         pledge = self._pledge(loan)
         if not loan.seat.held and not loan.seat.closed:
-            reply = self._access.ask(call, self._store.acquire, pledge, 0.0)
-            if reply is None or self._borrowed(call, loan, pledge, reply):
+            reply = self._access.ask(call, self._borrow, call, loan, pledge, 0.0)
+            if reply is None or isinstance(reply, Granted):
                 return 0.0 if reply is not None else self._do_without(call, loan, priority, max_wait)
         during = self._before_waiting(call, loan.seat, max_wait)
         waiters.refuse_on_loop_thread(f"waiting for limit {self._limit.label!r}", self._limit.label)
@@ -89,8 +90,8 @@ class StoredLimit(Gate):
         reply = None
         try:
             for pause in _pauses():
-                reply = self._access.ask(call, self._store.acquire, pledge, _KEEP)
-                if reply is None or self._borrowed(call, loan, pledge, reply):
+                reply = self._access.ask(call, self._borrow, call, loan, pledge, _KEEP)
+                if reply is None or isinstance(reply, Granted):
                     break
                 waiter = ThreadWaiter()
                 until = self._next_question(call, loan, reply, pause, since, max_wait)
@@ -108,8 +109,8 @@ class StoredLimit(Gate):
         loan, since = cast("Loan", pool), clock.monotonic()
         pledge = self._pledge(loan)
         if not loan.seat.held and not loan.seat.closed:
-            reply = await self._ask_once(call, pledge)
-            if reply is None or self._borrowed(call, loan, pledge, reply):
+            reply = await self._ask_once(call, loan, pledge)
+            if reply is None or isinstance(reply, Granted):
                 return 0.0 if reply is not None else await self._do_without_async(call, loan, priority, max_wait)
         during = self._before_waiting(call, loan.seat, max_wait)
         super()._tell_queued(call, loan.seat)
@@ -117,8 +118,8 @@ class StoredLimit(Gate):
         reply = None
         try:
             for pause in _pauses():
-                reply = await self._access.ask_async(call, self._store.acquire_async, pledge, _KEEP)
-                if reply is None or self._borrowed(call, loan, pledge, reply):
+                reply = await self._access.ask_async(call, self._borrow_async, call, loan, pledge, _KEEP)
+                if reply is None or isinstance(reply, Granted):
                     break
                 waiter = TaskWaiter()
                 until = self._next_question(call, loan, reply, pause, since, max_wait)
@@ -131,9 +132,9 @@ class StoredLimit(Gate):
             self._leave_seat(loan.seat)
         return clock.monotonic() - since if reply else await self._do_without_async(call, loan, priority, max_wait)
 
-    async def _ask_once(self, call: Call, pledge: Pledge) -> Granted | Full | None:
+    async def _ask_once(self, call: Call, loan: Loan, pledge: Pledge) -> Granted | Full | None:
         try:
-            return await self._access.ask_async(call, self._store.acquire_async, pledge, 0.0)
+            return await self._access.ask_async(call, self._borrow_async, call, loan, pledge, 0.0)
         except BaseException:
             self._withdraw(pledge)  # it may have been granted all the same
             raise
@@ -143,12 +144,29 @@ class StoredLimit(Gate):
         key = "" if loan.key is None else digest(name, loan.key)[:32]
         return Pledge(new_owner(), (name, key), loan.weight, self.size, self.leases.length)
 
-    def _borrowed(self, call: Call, loan: Loan, pledge: Pledge, reply: Granted | Full) -> bool:
+    def _borrow(self, call: Call, loan: Loan, pledge: Pledge, keep: float) -> Granted | Full:
+        """Ask the store, and begin to renew what it gives; where that cannot be, it is as if the store had failed."""
+        reply = self._store.acquire(pledge, keep)
         self.held = reply.held
-        if isinstance(reply, Full):
-            return False
-        loan.lease = self.leases.begin(call, pledge)
-        return True
+        if isinstance(reply, Granted):
+            try:
+                loan.lease = self.leases.begin(call, pledge)
+            except BaseException:
+                self._store.release(pledge)
+                raise
+        return reply
+
+    async def _borrow_async(self, call: Call, loan: Loan, pledge: Pledge, keep: float) -> Granted | Full:
+        """The same for the running task."""
+        reply = await self._store.acquire_async(pledge, keep)
+        self.held = reply.held
+        if isinstance(reply, Granted):
+            try:
+                loan.lease = self.leases.begin(call, pledge)
+            except BaseException:
+                await self._store.release_async(pledge)
+                raise
+        return reply
 
     def _next_question(
         self, call: Call, loan: Loan, reply: Granted | Full, pause: float, since: float, max_wait: float
@@ -208,7 +226,7 @@ class StoredLimit(Gate):
             self._access.tell(self._store.release, pledge)
             return False
 
-        upkeep.every(0.0, release)
+        upkeep.beside(0.0, release)
 
     # Doing without the store
 
@@ -248,6 +266,11 @@ class StoredLimit(Gate):
                 raise
             self._wake_head(seat)
 
+    def forget_block(self, loan: Pool) -> None:
+        """A block is left; it may be a parent process's."""
+        with suppress(ValueError):
+            self.blocks.remove(loan)
+
     def leave_any_block(self) -> None:
         """A block was left, nobody knows which: end the latest."""
         if self.blocks:
@@ -260,7 +283,7 @@ class StoredLimit(Gate):
             self.release(seat, lease)
             return False
 
-        upkeep.every(0.0, release)
+        upkeep.beside(0.0, release)
 
     def _wake_head(self, seat: Pool) -> None:
         head = self._heads.pop(seat, None)

@@ -234,4 +234,4 @@ class StoredRate:
                 step()
                 return False
 
-            upkeep.every(0.0, once)
+            upkeep.beside(0.0, once)
