@@ -37,10 +37,6 @@ class RedisLimits:
         """See `LimitStore.renew`."""
         return self._renewed(pledge, self._link.run(*self._step("renew", pledge)))
 
-    async def renew_async(self, pledge: Pledge) -> bool:
-        """See `LimitStore.renew`."""
-        return self._renewed(pledge, await self._link.run_async(*self._step("renew", pledge)))
-
     def release(self, pledge: Pledge) -> bool:
         """See `LimitStore.release`."""
         self._memories.forget(pledge.owner)
