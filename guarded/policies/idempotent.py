@@ -22,7 +22,7 @@ from guarded.policies._idempotent.async_shell import AsyncShell
 from guarded.policies._idempotent.core import Conduct
 from guarded.policies._idempotent.inflight import Runs
 from guarded.policies._idempotent.options import IdempotentOptions, OnAbandoned, OnDuplicate
-from guarded.policies._idempotent.results import return_problem
+from guarded.policies._idempotent.results import errors_problem, return_problem
 from guarded.policies._idempotent.sync_shell import SyncShell
 from guarded.policies._store_option import WhenStoreFails
 from guarded.stores.contract.idempotent import IdempotentStore
@@ -81,7 +81,9 @@ class Idempotent(Policy[IdempotentOptions]):
                 f"{site.function} is a generator, whose items cannot be replayed: "
                 "put @idempotent on a function that returns a list of them"
             )
-        problem = return_problem(underlying(site.wrapped)[0], self.store.durable)
+        durable = self.store.durable
+        problem = return_problem(underlying(site.wrapped)[0], durable)
+        problem = problem or errors_problem(self.options.store_errors, durable)
         if problem is not None:
             raise TypeError(f"{site.function} cannot be idempotent: {problem}")
         if self.options.key is not None:

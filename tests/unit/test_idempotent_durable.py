@@ -193,6 +193,20 @@ def test_an_unencodable_return_type_is_refused_at_decoration() -> None:
     idempotent("order")(connect)
 
 
+def test_errors_no_other_process_could_find_are_refused_at_decoration() -> None:
+    """They would be stored after the effect, and no replay could read them; memory takes them."""
+
+    class Declined(Exception):
+        """Made in a function, so that no name leads to it."""
+
+    def charge(order: str) -> None:
+        raise Declined
+
+    with pytest.raises(TypeError, match="Declined, which no other process could find by that name"):
+        idempotent("order", store_errors=Declined, store=DurableStore())(charge)
+    idempotent("order", store_errors=Declined)(charge)
+
+
 def test_an_unencodable_result_is_not_lost_and_not_run_again() -> None:
     """The caller gets its object; the record says that there is no result to replay."""
     store = DurableStore()

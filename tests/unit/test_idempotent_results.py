@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copyreg
+import socket
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, Literal, Protocol
+from enum import Enum
+from pathlib import Path
+from typing import IO, Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
+import pydantic
 import pytest
 
 from guarded import RateExceeded
-from guarded.policies._idempotent.results import Copies, return_problem, twin_of
+from guarded.policies._idempotent.results import Copies, errors_problem, return_problem, twin_of
+
+T = TypeVar("T")
 
 
 class Coded(Exception):
@@ -170,6 +177,61 @@ def test_return_types_no_store_can_keep_are_refused_for_durable_ones(annotation:
     assert return_problem(returns(annotation), durable=False) is None
 
 
+@pytest.mark.parametrize("annotation", [socket.socket, sqlite3.Connection, Path, memoryview, list[Path]], ids=str)
+def test_context_managers_and_paths_are_refused_like_other_classes(annotation: Any) -> None:
+    """`issubclass` takes them for ABCs, which stand for other classes; they are none."""
+    assert "which the store cannot encode" in (return_problem(returns(annotation), durable=True) or "")
+
+
+class Page(pydantic.BaseModel, Generic[T]):
+    """A generic model: what it makes of a type has no name in any module."""
+
+    items: list[T]
+
+
+def made_in_a_function() -> list[type]:
+    """A record of each kind."""
+
+    @dataclass
+    class Data:
+        name: str
+
+    class Named(NamedTuple):
+        name: str
+
+    class Choice(Enum):
+        YES = 1
+
+    class Model(pydantic.BaseModel):
+        name: str
+
+    return [Data, Named, Choice, Model]
+
+
+@pytest.mark.parametrize("kind", [*made_in_a_function(), Page[int]], ids=lambda kind: kind.__name__)
+def test_records_that_no_name_leads_to_are_refused(kind: type) -> None:
+    """A durable store keeps the name of their class, and nobody could find it; memory takes them."""
+    assert "define the class at the top of its module" in (return_problem(returns(list[kind]), durable=True) or "")  # type: ignore[valid-type]
+    assert return_problem(returns(kind), durable=False) is None
+
+
+def test_errors_that_no_name_leads_to_are_refused() -> None:
+    """They would be stored, and could not be read again."""
+
+    class Declined(Exception):
+        """Of this function only."""
+
+    assert "Declined, which no other process could find" in (errors_problem((OSError, Declined), durable=True) or "")
+    assert errors_problem((OSError, Declined), durable=False) is None
+    assert errors_problem((OSError, Coded), durable=True) is None
+
+
+class Receipt(TypedDict):
+    """A plain dict, when the program runs."""
+
+    total: int
+
+
 @pytest.mark.parametrize(
     "annotation",
     [
@@ -178,6 +240,8 @@ def test_return_types_no_store_can_keep_are_refused_for_durable_ones(annotation:
         object,
         int,
         Row,
+        Receipt,
+        list[Receipt] | None,
         list[Row] | None,
         Mapping[str, Sequence[int]],
         Readable,

@@ -168,6 +168,12 @@ def _own_notes(twin: Exception) -> Exception:
     return twin
 
 
+def errors_problem(errors: tuple[type[Exception], ...], durable: bool) -> str | None:
+    """Why errors that are to be stored can never be kept; None when they can."""
+    nameless = next((kind for kind in errors if durable and _is_nameless(kind)), None)
+    return None if nameless is None else f"store_errors has {nameless.__qualname__}, {_NAMELESS}"
+
+
 def return_problem(fn: Any, durable: bool) -> str | None:
     """Why what `fn` is annotated to return can never be kept; None when it can, or when nobody can know."""
     try:
@@ -184,6 +190,9 @@ def return_problem(fn: Any, durable: bool) -> str | None:
                 f"it returns {unencodable}, which the store cannot encode; return plain values, dataclasses, "
                 "named tuples, enums or pydantic models"
             )
+        nameless = _find(annotation, _is_nameless_record)
+        if nameless is not None:
+            return f"it returns {nameless}, {_NAMELESS}"
     return None
 
 
@@ -212,6 +221,24 @@ def _is_unencodable(kind: type) -> bool:
 
     if kind is object or kind is type(None) or encodes(kind) or issubclass(kind, Enum):
         return False
-    if inspect.isabstract(kind) or getattr(kind, "_is_protocol", False) or issubclass(kind, ABC):
+    if typing.is_typeddict(kind):
+        return False  # a plain dict
+    # By descent, since `issubclass` takes whatever is a context manager or a path for an ABC of the library.
+    if inspect.isabstract(kind) or getattr(kind, "_is_protocol", False) or ABC in kind.__mro__:
         return False  # stands for classes that can
     return record_kind(kind) is None
+
+
+_NAMELESS = "which no other process could find by that name; define the class at the top of its module"
+
+
+def _is_nameless(kind: type) -> bool:
+    """Whether a class was made inside a function, or by one, so that no path leads to it."""
+    return not all(name.isidentifier() for name in kind.__qualname__.split("."))
+
+
+def _is_nameless_record(kind: type) -> bool:
+    """Whether what stores keep of the instances of a class has its name in it, and it has none."""
+    from guarded.stores.codec import record_kind
+
+    return (issubclass(kind, Enum) or record_kind(kind) is not None) and _is_nameless(kind)
