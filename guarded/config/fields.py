@@ -143,6 +143,23 @@ def _duration(value: Any, allow: Sequence[str] | None) -> Any:
     raise Wrong(f"must be a duration such as 250ms, 1.5s or 1h30m, not {brief(value)}")
 
 
+def _delays(value: Any, allow: Sequence[str] | None) -> Any:
+    if not isinstance(value, list):
+        raise Wrong(f"must be a list of delays such as [100ms, 1s], or a function as module:name, not {brief(value)}")
+    if not value:
+        raise Wrong("must hold at least one delay")
+    found: list[Any] = []
+    wrong: dict[int | str, Wrong] = {}
+    for index, given in enumerate(value):
+        try:
+            found.append(_duration(resolve(given) if isinstance(given, Expanded) else given, allow))
+        except Wrong as error:
+            wrong[index] = error
+    if wrong:
+        raise Wrong("names what is no delay", items=wrong)
+    return found
+
+
 def _exceptions(value: Any, allow: Sequence[str] | None) -> Any:
     names = value if isinstance(value, list) else [value]
     found: list[Any] = []
@@ -244,6 +261,7 @@ RATIO = FieldType(_ratio, ({"type": "number", "minimum": 0, "maximum": 1},))
 BOOLEAN = FieldType(_boolean, ({"type": "boolean"},))
 TEXT = FieldType(_text, ({"type": "string"},))
 DURATION = FieldType(_duration, ({"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_TEXT}))
+DELAYS = FieldType(_delays, ({"type": "array", "minItems": 1, "items": {"anyOf": [*DURATION.schemas, VARIABLE]}},))
 EXCEPTIONS = FieldType(
     _exceptions,
     (

@@ -40,6 +40,7 @@ _BY_NAME: Mapping[str, FieldType] = {
     "on": fields.EXCEPTIONS,
     "unless": fields.EXCEPTIONS,
     "ignore": fields.EXCEPTIONS,
+    "backoff": either(fields.DELAYS, fields.FUNCTION),
     "store_errors": fields.EXCEPTIONS,
     "failure_rate": fields.RATIO,
     "slow_rate": fields.RATIO,

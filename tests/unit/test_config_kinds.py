@@ -28,6 +28,7 @@ BODIES = {
         " max_delay: 2s, jitter: 0.5, retry_after: false, max_retry_after: 5s, budget: {ratio: 0.1},"
         " before_retry: 'builtins:print', on_result: 'builtins:callable'}",
         "{attempts: 2, backoff: 'builtins:float', on: transient}",
+        "{retries: 3, backoff: [100ms, 1, '${PAUSE:-2}', '${PAUSE:-2s}']}",
     ],
     "deadline": ["{seconds: 1h30m, mode: cooperative, late: raise}", "'operator:length_hint'"],
     "circuit": [
@@ -85,6 +86,8 @@ def test_values_arrive_as_what_they_mean() -> None:
     assert (options.budget.options.ratio, options.budget.options.min_per_second) == (0.1, 1.0)
     load("retry", BODIES["retry"][1])
     assert registry["p"].options.on is transient
+    load("retry", BODIES["retry"][2])
+    assert registry["p"].options.backoff == (0.1, 1.0, 2.0, 2.0)
 
 
 def test_a_budget_may_be_shared_by_name_and_survives_a_reload() -> None:
@@ -114,6 +117,23 @@ def test_budgets_that_are_wrong(budget: str, message: str) -> None:
     """Told like everything else."""
     with pytest.raises(guarded.ConfigError) as caught:
         load("retry", f"{{budget: {budget}}}")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "message"),
+    [
+        ("2s", "retry.backoff: must be a list of delays such as [100ms, 1s], or a function as module:name, not '2s'"),
+        ("[]", "retry.backoff: must hold at least one delay"),
+        ("[1s, -1]", "retry.backoff[1]: -1: must not be negative"),
+        ("[true]", "retry.backoff[0]: must be a duration such as 250ms, 1.5s or 1h30m, not true"),
+        ("'builtins:flaot'", "retry.backoff: 'builtins' has no 'flaot' (did you mean 'float'?)"),
+    ],
+)
+def test_delays_that_are_wrong(backoff: str, message: str) -> None:
+    """The entry is named, and what else could stand there."""
+    with pytest.raises(guarded.ConfigError) as caught:
+        load("retry", f"{{backoff: {backoff}}}")
     assert message in str(caught.value)
 
 
