@@ -103,8 +103,9 @@ def test_longest_bounds_every_delay(jitter: float) -> None:
 
 
 def test_given_delays_are_read_as_seconds() -> None:
-    """Any iterable that can be read again will do; no more is read than there are retries."""
+    """Any iterable that can be read again will do; a list is kept whole, of what has no end there is enough."""
     assert read_given(["100ms", 2, timedelta(seconds=3)], 5) == (0.1, 2.0, 3.0)
+    assert read_given(["1s", "10s", "1m"], 1) == (1.0, 10.0, 60.0)
     assert read_given(range(1, 10**9), 3) == (1.0, 2.0, 3.0)
     assert read_given(None, 3) is None
 

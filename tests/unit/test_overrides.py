@@ -50,6 +50,26 @@ def test_the_call_site_comes_before_environment_file_code_and_defaults(monkeypat
     assert "jitter = 'full'  (default)" in text
 
 
+def test_more_retries_find_the_delays_that_were_written_for_them() -> None:
+    """A list longer than the retries of its own line is kept for whoever asks for more."""
+    short = retry(retries=1, backoff=["1s", "10s", "1m"], name="patient")
+    with virtual_time() as time:
+
+        @guard("patient", retry={"retries": 3})
+        def fn() -> None:
+            raise ConnectionError
+
+        before = time.monotonic()
+        with pytest.raises(ConnectionError):
+            fn()
+        assert time.monotonic() - before == 71
+        with guarded.load("policies: {patient: {retry: {retries: 2}}}"):
+            before = time.monotonic()
+            with pytest.raises(ConnectionError):
+                short.call(fn.__wrapped__)
+            assert time.monotonic() - before == 11
+
+
 def test_explain_of_an_override_keeps_what_the_shared_policy_was_given() -> None:
     """Given, though it equals the default: by the shared policy, and by the call site under another name."""
     guard(retry(retries=2, jitter="full"), name="shared")

@@ -19,6 +19,7 @@ from guarded._core.kinds import kind_of
 Jitter: TypeAlias = Literal["full", "equal", "decorrelated", "none"]
 Given: TypeAlias = tuple[float, ...] | Callable[[int], Duration] | None
 _LARGEST = sys.float_info.max  # ints may be larger than any float
+_WRITTEN = 100  # delays that somebody may have written down one by one
 Random: TypeAlias = Callable[[], float]  # uniform over 0 <= x < 1, like random.random
 
 
@@ -102,7 +103,10 @@ def jitter_problem(jitter: Any) -> str | None:
 
 
 def read_given(given: Any, retries: int) -> Given:
-    """A ``backoff`` option: a function as it is, a sequence as seconds, no longer than there are retries.
+    """A ``backoff`` option: a function as it is, a sequence as seconds.
+
+    What somebody wrote down is kept whole, since a file or a call site may ask for more retries; of a sequence that is
+    endless or as good as that, there is what the retries need.
 
     Raises ValueError for what is neither, is used up by reading it, is empty, or holds a bad delay.
     """
@@ -118,13 +122,15 @@ def read_given(given: Any, retries: int) -> Given:
         raise ValueError(f"backoff={given!r}: is an iterator, which the first call would use up; give a list")
     if not isinstance(given, Iterable):
         raise ValueError(f"backoff={given!r}: must be a function or a sequence of delays")
-    delays = tuple(
-        parse_duration(delay, option=f"backoff[{index}]", allow_zero=True)
-        for index, delay in enumerate(itertools.islice(given, min(max(1, retries), sys.maxsize)))
-    )
+    most = min(max(retries, _WRITTEN), sys.maxsize - 1)
+    delays = list(itertools.islice(given, most + 1))
     if not delays:
         raise ValueError(f"backoff={given!r}: must hold at least one delay")
-    return delays
+    if len(delays) > most:
+        del delays[max(1, retries) :]
+    return tuple(
+        parse_duration(delay, option=f"backoff[{index}]", allow_zero=True) for index, delay in enumerate(delays)
+    )
 
 
 def factor_problem(factor: Any) -> str | None:
