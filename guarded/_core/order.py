@@ -24,7 +24,7 @@ def check_order(
             finding = judge(policy, below)
             if finding:
                 findings.append(f"{name}: {finding}")
-    if any(policy.kind == "retry" for policy in outer) and not inner and _retries_below(wrapped):
+    if any(map(_repeats, outer)) and not inner and _retries_below(wrapped):
         findings.append(f"{name}: retry around a function that retries already: the attempts multiply")
     if not quiet:
         for finding in findings:
@@ -40,11 +40,13 @@ def expand_known(layers: tuple[Policy[Any], ...]) -> tuple[Policy[Any], ...]:
 def judge(outer: Policy[Any], inner: Policy[Any]) -> str | None:
     """What is wrong with `outer` around `inner`, if anything."""
     pair = (outer.kind, inner.kind)
+    if outer.kind == "retry" and not _repeats(outer):
+        return None
     if pair == ("retry", "idempotent"):
         return "retry outside idempotent: each attempt is a replay or a join; put @idempotent outermost"
     if pair == ("retry", "fallback"):
         return "fallback inside retry: the fallback hides every failure from the retry; put @fallback outside"
-    if pair == ("retry", "retry"):
+    if pair == ("retry", "retry") and _repeats(inner):
         return "retry inside retry: the attempts multiply; keep one"
     if pair == ("deadline", "deadline"):
         outer_seconds, inner_seconds = outer.options.seconds, inner.options.seconds
@@ -53,12 +55,17 @@ def judge(outer: Policy[Any], inner: Policy[Any]) -> str | None:
     return None
 
 
+def _repeats(policy: Policy[Any]) -> bool:
+    """Whether it is a retry, and not one that is switched off by ``retries=0``."""
+    return policy.kind == "retry" and policy.options.retries > 0
+
+
 def _retries_below(wrapped: object) -> bool:
     """Whether a guarded callable with a retry hides under foreign decorators or partials."""
     seen = set()
     while wrapped is not None and id(wrapped) not in seen:
         seen.add(id(wrapped))
-        if any(policy.kind == "retry" for policy in expand_known(getattr(wrapped, "layers", ()) or ())):
+        if any(map(_repeats, expand_known(getattr(wrapped, "layers", ()) or ()))):
             return True
         wrapped = wrapped.func if isinstance(wrapped, functools.partial) else getattr(wrapped, "__wrapped__", None)
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,6 +99,28 @@ def test_the_taught_order_is_silent() -> None:
             return x
 
     assert fn(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        (lambda: retry(retries=0), lambda: retry(retries=2)),
+        (lambda: retry(retries=2), lambda: retry(retries=0)),
+        (lambda: retry(retries=0), lambda: idempotent(key="x")),
+        (lambda: retry(retries=0), lambda: fallback(1)),
+    ],
+)
+def test_a_retry_without_retries_is_in_nobodys_way(outer: Any, inner: Any) -> None:
+    """It is how one of two is switched off, at a call site say: one call is one call, whatever is inside."""
+
+    def fn(x: int) -> int:
+        return x
+
+    with warnings.catch_warnings(action="error"):
+        inside = inner()(fn)
+        assert explain(outer()(inside)).notes == ()
+        outer()(partial(inside, x=1))
+        guard(outer(), inner())(fn)
 
 
 def test_explain_multiplies_calls_and_bounds_time() -> None:
