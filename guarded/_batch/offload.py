@@ -32,8 +32,6 @@ def in_worker(context: Context, fn: Callable[..., R], args: Args) -> tuple[Job, 
     def body() -> None:
         try:
             result = context.run(fn, *args)
-        except StopIteration as error:  # asyncio's futures refuse it, and whoever waits would hang
-            work.set_exception(RuntimeError(f"{fn!r} raised StopIteration").with_traceback(error.__traceback__))
         except BaseException as error:
             work.set_exception(error)
         else:
@@ -48,12 +46,19 @@ async def in_thread(
     context: Context, fn: Callable[..., R], args: Args, stop: Callable[[], object], patience: float
 ) -> R:
     """Run `fn` in a worker thread. A cancelled caller calls `stop` and still waits for the end, up to `patience`."""
-    job, work = in_worker(context, fn, args)
+    job, work = in_worker(context, _for_a_future, (fn, args))
     try:
         return await arrival(work, stop, patience)
     except asyncio.CancelledError:
         job.abandon()
         raise
+
+
+def _for_a_future(fn: Callable[..., R], args: Args) -> R:
+    try:
+        return fn(*args)
+    except StopIteration as error:  # asyncio's futures refuse it, and whoever waits would hang
+        raise RuntimeError(f"{fn!r} raised StopIteration") from error
 
 
 async def arrival(work: Future[R], stop: Callable[[], object], patience: float = inf) -> R:

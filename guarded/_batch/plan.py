@@ -170,10 +170,13 @@ def _problems(options: dict[str, Any]) -> list[str]:
         problems.append(f"window={window!r}: must not be below concurrency={concurrency!r}")
     if options["errors"] not in ("raise", "collect"):
         problems.append(f"errors={options['errors']!r}: must be 'raise' or 'collect'")
-    if options["progress"] not in (None, True, False):
+    if not (options["progress"] is None or isinstance(options["progress"], bool)):
         problems.append(f"progress={options['progress']!r}: must be True, False or None")
-    if options["on_progress"] is not None and not callable(options["on_progress"]):
-        problems.append(f"on_progress={options['on_progress']!r}: must be callable")
+    listener = options["on_progress"]
+    if listener is not None and not callable(listener):
+        problems.append(f"on_progress={listener!r}: must be callable")
+    elif listener is not None and kind_of(listener) != "sync":
+        problems.append(f"on_progress={_title(listener)}: must be a plain function")
     if options["executor"] is not None and not callable(getattr(options["executor"], "submit", None)):
         problems.append(f"executor={options['executor']!r}: must be a concurrent.futures.Executor")
     if options["cancel"] is not None and not isinstance(options["cancel"], CancelToken):

@@ -446,3 +446,23 @@ def test_a_plain_call_that_gives_a_coroutine() -> None:
     with pytest.raises(TypeError, match="no event loop is running"):
         all_of(lambda: gives(3), lambda: 1)  # type: ignore[unused-coroutine]
     assert guarded.race(lambda: 1) == 1
+
+
+def test_stop_iteration_of_a_plain_call() -> None:
+    """In plain code it is raised, or kept, like any other error; a coroutine cannot raise it: there it is the cause."""
+    raised = StopIteration("empty")
+
+    def fn() -> int:
+        raise raised
+
+    for combinator in (all_of, race):
+        with pytest.raises(StopIteration) as stop:
+            combinator(fn)
+        assert stop.value is raised
+    assert all_settled(fn, lambda: 1)[0].error is raised
+    with pytest.raises(ExceptionGroup) as group:
+        any_of(fn)
+    assert group.value.exceptions == (raised,)
+    with pytest.raises(RuntimeError, match=r"fn at .* raised StopIteration") as wrapped:
+        on_loop(lambda: all_of(fn))
+    assert wrapped.value.__cause__ is raised

@@ -11,6 +11,10 @@ import pytest
 from guarded import gather_limit, imap_limit, limit, map_limit
 
 
+async def told_later(done: int, failed: int, total: int | None) -> None:
+    """Nobody would await it."""
+
+
 @pytest.mark.parametrize(
     ("options", "say"),
     [
@@ -21,7 +25,10 @@ from guarded import gather_limit, imap_limit, limit, map_limit
         ({"concurrency": 8, "window": 7}, "window=7: must not be below concurrency=8"),
         ({"errors": "ignore"}, "errors='ignore': must be 'raise' or 'collect'"),
         ({"progress": "yes"}, "progress='yes'"),
+        ({"progress": 1}, "progress=1: must be True, False or None"),
         ({"on_progress": 3}, "on_progress=3: must be callable"),
+        ({"on_progress": told_later}, "on_progress=told_later: must be a plain function"),
+        ({"on_progress": functools.partial(told_later)}, "on_progress=partial: must be a plain function"),
         ({"executor": object()}, "must be a concurrent.futures.Executor"),
         ({"cancel": object()}, "must be a CancelToken"),
     ],
