@@ -192,6 +192,17 @@ def test_a_key_of_the_caller_allows_to_repeat(client: Any, upstream: Any) -> Non
     assert [each.body for each in upstream.seen] == [b"body"] * 3
 
 
+def test_an_empty_key_is_none(client: Any, upstream: Any) -> None:
+    """It allows nothing to be repeated, and gives way to a key that is added on request."""
+    empty = {"Idempotency-Key": ""}
+    upstream.steps = failing(upstream, 503, 503)
+    assert client(retry(retries=2, **QUICK))("POST", upstream.url, b"body", empty)[0] == 503
+    assert len(upstream.seen) == 1
+    assert client(retry(retries=2, **QUICK), idempotency_key=True)("POST", upstream.url, b"body", empty)[0] == 200
+    first, again = (each.headers["idempotency-key"] for each in upstream.seen[1:])
+    assert first == again != ""
+
+
 def test_a_key_is_added_on_request(client: Any, upstream: Any) -> None:
     """The same for all attempts, another for the next request, none for a method that needs none."""
     upstream.steps = failing(upstream, 503, 503)

@@ -98,7 +98,7 @@ class Outbound:
 
     def _enter(self, exchange: Exchange[Any]) -> tuple[Lane, bool]:
         content = exchange.content()
-        keyed = exchange.header(IDEMPOTENCY_KEY) is not None
+        keyed = bool((exchange.header(IDEMPOTENCY_KEY) or "").strip())  # an empty key is none to the server
         if self._adds_key and not keyed and exchange.method not in IDEMPOTENT_METHODS:
             exchange.add_header(IDEMPOTENCY_KEY, new_key(exchange.method, exchange.url, content))
             keyed = True
