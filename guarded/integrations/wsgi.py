@@ -23,6 +23,7 @@ __all__ = ["GuardedMiddleware", "client_key"]
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
+_BARE = ("CONTENT_TYPE", "CONTENT_LENGTH")  # headers that stand in the environment by this name
 
 
 class GuardedMiddleware:
@@ -148,6 +149,7 @@ def _read(rules: Inbound, environ: Environ) -> Incoming:
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     query = environ.get("QUERY_STRING", "")
     headers = [(name[5:].replace("_", "-"), value) for name, value in environ.items() if name.startswith("HTTP_")]
+    headers += [(name.replace("_", "-"), environ[name]) for name in _BARE if environ.get(name)]
     peer = environ.get("REMOTE_ADDR") or None
     return rules.incoming(environ["REQUEST_METHOD"], f"{path}?{query}" if query else path, peer, headers)
 

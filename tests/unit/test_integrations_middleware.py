@@ -61,6 +61,24 @@ def test_a_keyed_wsgi_response_may_have_any_status(line: str) -> None:
     assert (b"".join(body), started[0][:4]) == (b"done", line[:4])
 
 
+def test_all_headers_of_a_wsgi_request_are_there() -> None:
+    """Also the two that the environment has by another name."""
+    seen: list[Any] = []
+
+    def principal(request: Any) -> str:
+        seen.append([request.header(name) for name in ("content-type", "Content-Length", "X-Own", "Host")])
+        return "me"
+
+    given = environ(**KEYED, CONTENT_TYPE="text/plain", CONTENT_LENGTH="", HTTP_X_OWN="1")
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        return []
+
+    tuple(wsgi.GuardedMiddleware(app, principal=principal)(given, lambda line, headers: None))
+    assert seen == [["text/plain", None, "1", None]]
+
+
 def test_a_wsgi_response_is_closed_once() -> None:
     """Also when the server stops before its end."""
 
