@@ -7,6 +7,7 @@ once for async use, into a closure around the next layer: ``(call, fn, args, kwa
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeAlias, TypeVar
@@ -160,12 +161,14 @@ class Policy(Generic[OptionsT]):
     def _not_a_function(self) -> TypeError:
         return TypeError(
             f"{self!r} is a policy, which takes one callable to guard, and was called like a function; "
-            f"write @{self.kind}(...), with parentheses, where this was made: {self.place}"
+            f"write @{self.kind}(...), with parentheses, where this was made: {self.place}; "
+            "to call a function under it, write .call(function, ...)"
         )
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call `fn` once under this policy; gives an awaitable when `fn` is async."""
-        return self(fn)(*args, **kwargs)
+        """Call `fn` once under this policy; gives an awaitable when `fn` is async. Of a class, it makes an instance."""
+        once = functools.partial(fn) if isinstance(fn, type) else fn
+        return self(once)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.options if self.declared is None else self.declared, self.name)
