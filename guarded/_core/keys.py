@@ -39,6 +39,7 @@ __all__ = [
     "fingerprint",
     "key_parameters",
     "key_problem",
+    "number_problem",
     "one_shot",
 ]
 
@@ -96,7 +97,16 @@ def compile_key(key: str | Callable[..., object], fn: Fn, *, option: str = "key"
 
 def amount_problem(amount: object) -> str | None:
     """What is wrong with a weight or cost before any function is known; None when nothing is."""
-    return key_problem(amount) if isinstance(amount, str) or callable(amount) else _count_problem(amount)
+    return number_problem(amount) if isinstance(amount, str) or callable(amount) else _count_problem(amount)
+
+
+def number_problem(source: object) -> str | None:
+    """What is wrong with what a number is taken from, given like a key; None when nothing is."""
+    if problem := key_problem(source):
+        return problem
+    if isinstance(source, str) and len(_parse(source)) > 1:
+        return "stands for a number, so it must be one field and nothing else, such as '{order.items}'"
+    return None
 
 
 def compile_amount(

@@ -11,7 +11,8 @@ import re
 from guarded._core.durations import read_text
 
 _QUOTA = re.compile(r"\s*(\S+?)\s*(?:/|\bper\b)\s*(.*?)\s*")
-_COUNT = re.compile(r"[0-9]{1,15}|[0-9]{1,3}(?:_[0-9]{3}){1,4}")
+_COUNT = re.compile(r"[0-9]+|[0-9]{1,3}(?:_[0-9]{3})+")
+LARGEST_COUNT = 10**15 - 1
 
 
 def parse_rate_spec(spec: str, *, option: str = "spec") -> tuple[tuple[int, int], ...]:
@@ -48,12 +49,15 @@ def _read_quota(part: str) -> tuple[int, int]:
     if match is None:
         raise ValueError("must be a count per length of time, such as '5/s' or '10 per 250ms'")
     count, length = match.groups()
-    if not _COUNT.fullmatch(count) or int(count) < 1:
+    digits = count.replace("_", "").lstrip("0") if _COUNT.fullmatch(count) else ""
+    if not digits:
         raise ValueError("must count in whole numbers from 1 up ('1.5/s' is '3 per 2s')")
+    if len(digits) > len(str(LARGEST_COUNT)):
+        raise ValueError(f"must count to at most {LARGEST_COUNT:_}")
     try:
         window = read_text(f"1{length}" if length[:1].isalpha() else length)
     except ValueError as error:
         raise ValueError(f"has a wrong window: {error}") from None
     if window < 1:
         raise ValueError("must have a window of more than 0")
-    return int(count), window
+    return int(digits), window

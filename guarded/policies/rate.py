@@ -248,9 +248,12 @@ class Rate(Policy[RateOptions]):
         """Let nobody through for `seconds`: the server has asked for it.
 
         It affects every key and every caller, those that wait already included; who would wait longer than `max_wait`
-        or the deadline for it is refused. A pause never shortens an earlier one.
+        or the deadline for it is refused. A pause never shortens an earlier one, and 0 does nothing: so may a server
+        answer (``Retry-After: 0``, or a date that has passed).
         """
-        length = parse_duration(seconds, option="seconds")
+        length = parse_duration(seconds, option="seconds", allow_zero=True)
+        if not length:
+            return
         self.lines.pause(length)
         if self.stored is not None:
             self.stored.pause(length)

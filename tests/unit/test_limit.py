@@ -47,6 +47,8 @@ def at_rest(policy: Limit) -> bool:
         ({"max_concurrent": 5, "weight": 1.5}, ["weight=1.5"]),
         ({"max_concurrent": 5, "weight": 6}, ["weight=6", "capacity of 5"]),
         ({"max_concurrent": 5, "weight": "{"}, ["weight='{'"]),
+        ({"max_concurrent": 5, "weight": "{rows}0"}, ["weight='{rows}0'", "one field and nothing else"]),
+        ({"max_concurrent": 5, "priority": "{a}:{b}"}, ["priority='{a}:{b}'", "one field and nothing else"]),
         ({"max_concurrent": 5, "priority": 1.5}, ["priority=1.5"]),
         ({"max_concurrent": 5, "priority": False}, ["priority=False"]),
         ({"max_concurrent": 5, "priority": "not a name"}, ["priority='not a name'"]),
@@ -163,6 +165,25 @@ def test_call_guards_a_single_call() -> None:
     assert policy.call(lambda: policy.snapshot().held) == 1
     assert asyncio.run(main()) == [0, 1, 2, 3]
     assert at_rest(policy)
+
+
+def test_call_makes_an_instance_of_a_class() -> None:
+    """A class is a callable like any other where one call is made: nothing is left on it."""
+    policy = limit(1)
+
+    class Client:
+        def __init__(self, host: str) -> None:
+            self.host, self.held = host, policy.snapshot().held
+
+    made = policy.call(Client, host="db")
+    assert type(made) is Client
+    assert (made.host, made.held) == ("db", 1)
+    assert policy.call(int, "3") == 3
+    assert at_rest(policy)
+    with pytest.raises(TypeError, match="cannot guard the class"):
+        policy(Client)
+    with pytest.raises(TypeError, match=r"write \.call\(function"):
+        policy(len, [])  # type: ignore[call-arg]
 
 
 def test_tasks_never_exceed_the_limit_and_come_in_order() -> None:

@@ -52,6 +52,7 @@ def admitted(limited: Rate, at_most: int = 100) -> int:
         ({"spec": "5"}, "spec='5'", "count per length"),
         ({"spec": 100}, "spec=100", "needs a window"),
         ({"spec": 0, "per": "1s"}, "spec=0", "from 1 up"),
+        ({"spec": 10**15, "per": "1s"}, "spec=1000000000000000", "at most 999_999_999_999_999"),
         ({"spec": True, "per": "1s"}, "spec=True", "from 1 up"),
         ({"spec": "5/s", "per": "1s"}, "spec='5/s'", "where `per` gives the window"),
         ({"spec": 5, "per": "-1s"}, "per='-1s'", "negative"),
@@ -67,6 +68,7 @@ def admitted(limited: Rate, at_most: int = 100) -> int:
         ({"spec": "5/s", "cost": -1}, "cost=-1", "from 1 up"),
         ({"spec": "5/s", "cost": True}, "cost=True", "from 1 up"),
         ({"spec": "9/s; 5/h", "cost": 6}, "cost=6", "capacity of 5"),
+        ({"spec": "5/s", "cost": "{rows}{pages}"}, "cost='{rows}{pages}'", "one field and nothing else"),
         ({"spec": "5/s", "cost": 3, "burst": 2, "algorithm": "gcra"}, "cost=3", "capacity of 2"),
         ({"spec": "5/s", "key": 7}, "key=7", "parameter name"),
     ],
@@ -97,6 +99,9 @@ def test_spellings_of_one_rate_are_equal() -> None:
     assert rate("100 per 60s", name="api") is first
     with pytest.raises(PolicyConflict, match="algorithm='gcra'"):
         rate(100, per=60, algorithm="gcra", name="api")
+    both = rate("100/m; 5/s", name="both")
+    assert rate("5/s; 100/m", name="both") is both
+    assert both.options.spec == "5/1s; 100/1m"
 
 
 @pytest.mark.parametrize("spec", ["3/17473ns", "5/250ms", "7/1500ms; 100/1h30m", "1/1d"])

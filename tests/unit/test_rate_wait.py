@@ -13,8 +13,9 @@ import pytest
 from guarded import CancelToken, RateExceeded, deadline, rate
 from guarded._core import clock
 from guarded.errors import Cancelled, DeadlineExceeded, Deadlock
+from guarded.http import parse_retry_after
 from guarded.policies.rate import Rate
-from guarded.testing import VirtualTime, virtual_time
+from guarded.testing import VirtualTime, capture, virtual_time
 
 ALGORITHMS = ("sliding", "gcra", "leaky", "fixed")
 
@@ -279,6 +280,29 @@ def test_pause_stops_everybody(time: VirtualTime) -> None:
     assert starts == {"a": pytest.approx(10), "b": pytest.approx(10)}
     with pytest.raises(ValueError, match="seconds=-1"):
         limited.pause(-1)
+
+
+@pytest.mark.parametrize("answer", ["0", 0, "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_server_that_asks_for_no_pause_gets_none(answer: object) -> None:
+    """`Retry-After: 0`, and a date that has passed, are answers that servers give: nothing happens or raises."""
+    limited = rate("1/h", max_wait=0)
+    with capture("TRACE") as events:
+        limited.pause(parse_retry_after(answer) or 0)
+    assert limited.snapshot().paused == 0
+    assert limited.try_acquire()
+    assert not events
+
+
+def test_a_refusal_in_a_pause_says_so(time: VirtualTime) -> None:
+    """The quota is not what refuses, as long as the pause lasts."""
+    limited = rate("1/h", max_wait=0, name="partner")
+    limited.pause(5)
+    with pytest.raises(RateExceeded, match=r"rate 'partner' of 1/1h \(sliding\) is paused: admitted again in 5s"):
+        limited.acquire()
+    time.advance(5)
+    limited.acquire()
+    with pytest.raises(RateExceeded, match="is used up: admitted again in 1h"):
+        limited.acquire()
 
 
 def test_pause_refuses_those_who_cannot_wait_so_long(time: VirtualTime) -> None:

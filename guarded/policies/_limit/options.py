@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from guarded._core.durations import parse_duration
-from guarded._core.keys import amount_problem, key_problem
+from guarded._core.keys import amount_problem, key_problem, number_problem
 from guarded._core.numbers import is_whole
 from guarded.events.redact import scrub
 from guarded.policies._limit.adaptive import Adaptive
@@ -75,7 +75,8 @@ def _problems(given: dict[str, Any]) -> list[str]:
         if weight > largest:
             problems.append(f"weight={weight!r}: must not be above the capacity of {largest}")
     if priority is not None and not is_whole(priority, -inf):
-        problem = key_problem(priority) if isinstance(priority, str) or callable(priority) else "must be a whole number"
+        taken = isinstance(priority, str) or callable(priority)
+        problem = number_problem(priority) if taken else "must be a whole number"
         if problem:
             problems.append(f"priority={priority!r}: {problem}")
     if is_adaptive and key is not None:

@@ -247,6 +247,11 @@ class Lines(Monitor):
             for line in lines:
                 line.changed(now)
 
+    @property
+    def paused(self) -> bool:
+        """Whether a pause lasts."""
+        return clock.monotonic_ns() + self._skew < self._floor.until
+
     def resize(self, counts: tuple[int, ...], burst: int | None) -> None:
         """Go on with other quotas for the same windows."""
         with self, self._lock:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from guarded._core.durations import format_duration, parse_duration, parse_duration_ns
 from guarded._core.keys import amount_problem, key_problem
 from guarded._core.numbers import is_whole
-from guarded._core.quotas import parse_rate_spec
+from guarded._core.quotas import LARGEST_COUNT, parse_rate_spec
 from guarded.policies._rate.core import Algorithm, Quota
 from guarded.policies._store_option import WhenStoreFails, read_store
 
@@ -18,7 +18,7 @@ _ALGORITHMS = get_args(Algorithm)
 
 @dataclass(frozen=True, slots=True)
 class RateOptions:
-    """What `rate` was given, checked: `spec` in one spelling, `max_wait` in seconds."""
+    """What `rate` was given, checked: `spec` in one spelling, shortest window first, `max_wait` in seconds."""
 
     spec: str
     burst: int | None = None
@@ -47,7 +47,8 @@ class RateOptions:
         problems += _problems(quotas, **given)
         if problems:
             raise ValueError("rate: " + "; ".join(problems))
-        shown = "; ".join(map(_shown, quotas))
+        # All of them hold, so their order means nothing: sorted, equal rates are equal, and share what a store has.
+        shown = "; ".join(map(_shown, sorted(quotas, key=lambda quota: quota[1])))
         return cls(spec=shown, max_wait=max_wait, store=store, when_store_fails=when_store_fails, **given)
 
     @property
@@ -67,6 +68,8 @@ def _read_quotas(spec: Any, per: Any, problems: list[str]) -> tuple[Quota, ...]:
             return parse_rate_spec(spec)
         if not is_whole(spec, 1):
             problems.append(f"spec={spec!r}: must be a whole number from 1 up where `per` gives the window")
+        elif spec > LARGEST_COUNT:
+            problems.append(f"spec={spec!r}: must count to at most {LARGEST_COUNT:_}")
         elif per is None:
             problems.append(f"spec={spec!r}: needs a window: rate({spec}, per='1m') or rate('{spec}/minute')")
         window = 1 if per is None else parse_duration_ns(per, option="per")

@@ -136,9 +136,10 @@ class Gate:
         bus.emit("rate.rejected", call, self._rate, retry_after=after, queued=queued)
         label, options = self._rate.label, self._rate.options
         per_key = " for this key" if options.key is not None else ""
+        state = "is paused" if self._rate.lines.paused else f"is used up{per_key}"
         waiting = f", {queued} calls waiting" if queued else ""
         return RateExceeded(
-            f"rate {label!r} of {options.spec} ({options.algorithm}) is used up{per_key}{waiting}: "
+            f"rate {label!r} of {options.spec} ({options.algorithm}) {state}{waiting}: "
             f"admitted again in {format_duration(after)}; call then, or allow a longer wait",
             policy=label,
             retry_after=after,
