@@ -28,8 +28,8 @@ FACTORIES: dict[Callable[..., Any], dict[str, Any]] = {
 """Each with what it needs."""
 
 JUNK: list[Any] = [
-    *(0, -1, 3, 2.5, 10**400, math.nan, math.inf, -math.inf, 1 + 2j, True, False, None),
-    *("", "x", "5%", b"x", datetime.timedelta(0), [], (), {}, {"a": 1}, [None], object(), int, len),
+    *(0, -1, 1e-12, 3, 2.5, 10**400, math.nan, math.inf, -math.inf, 1 + 2j, True, False, None),
+    *("", "x", "5%", "0.1us", b"x", datetime.timedelta(0), [], (), {}, {"a": 1}, [None], object(), int, len),
 ]
 OPTIONS = [(factory, option) for factory in FACTORIES for option in inspect.signature(factory).parameters]
 

@@ -478,6 +478,13 @@ def test_one_name_is_one_circuit() -> None:
         circuit("gateway", window=60, failure_rate=0.5)
 
 
+def test_the_shortest_window() -> None:
+    """A window is kept in microseconds, and is never none at all."""
+    shortest = circuit("gateway", failure_rate=0.5, window="0.1us")
+    assert shortest.options.window == timedelta(microseconds=1)
+    assert shortest.call(lambda: "ok") == "ok"
+
+
 def test_a_name_is_needed() -> None:
     """Bare use is told how to do it."""
     with pytest.raises(ValueError, match=r"circuit: name=.*gateway"):

@@ -155,7 +155,7 @@ def _check_window(given: dict[str, Any], values: dict[str, Any], found: list[str
             found.append(f"window={window!r}: must be at most {MAX_CALLS} calls")
     else:
         seconds = _duration("window", window, found)
-        window = WINDOW if seconds is None else timedelta(seconds=seconds)
+        window = WINDOW if seconds is None else max(timedelta(seconds=seconds), timedelta.resolution)
     values["window"] = window
     if min_calls is None:
         values["min_calls"] = min(MIN_CALLS, window) if isinstance(window, int) else MIN_CALLS
@@ -185,6 +185,7 @@ def _duration(option: str, given: Any, found: list[str]) -> float | None:
     if given is None:
         return None
     try:
+        parse_duration_ns(given, option=option)  # in which the core counts: less than half of one is none
         return parse_duration(given, option=option)
     except ValueError as error:
         found.append(str(error))
