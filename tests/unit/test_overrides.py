@@ -53,20 +53,19 @@ def test_the_call_site_comes_before_environment_file_code_and_defaults(monkeypat
 def test_more_retries_find_the_delays_that_were_written_for_them() -> None:
     """A list longer than the retries of its own line is kept for whoever asks for more."""
     short = retry(retries=1, backoff=["1s", "10s", "1m"], name="patient")
+
+    def fails() -> None:
+        raise ConnectionError
+
     with virtual_time() as time:
-
-        @guard("patient", retry={"retries": 3})
-        def fn() -> None:
-            raise ConnectionError
-
         before = time.monotonic()
         with pytest.raises(ConnectionError):
-            fn()
+            guard("patient", retry={"retries": 3})(fails)()
         assert time.monotonic() - before == 71
         with guarded.load("policies: {patient: {retry: {retries: 2}}}"):
             before = time.monotonic()
             with pytest.raises(ConnectionError):
-                short.call(fn.__wrapped__)
+                short.call(fails)
             assert time.monotonic() - before == 11
 
 
