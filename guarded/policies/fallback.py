@@ -36,6 +36,27 @@ class FallbackOptions:
     value: Any
     on: Matches = Rejected
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the answers are alike too: 0 and False are equal, and are two answers."""
+        if not isinstance(other, FallbackOptions):
+            return NotImplemented
+        return self.on == other.on and _alike(self.value, other.value)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    try:
+        return bool(one == other)
+    except Exception:  # an array, which says so for each of its elements
+        return False
+
 
 def _answer(value: Any, site: Site) -> Answer:
     """How to get the answer: the value itself, or what the function makes of the call's arguments."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 import guarded
 from guarded import registry
@@ -102,6 +103,14 @@ def test_a_budget_may_be_shared_by_name_and_survives_a_reload() -> None:
     load("retry", "{retries: 3, budget: gateway-budget}")
     assert registry["p"].options.budget == "gateway-budget"
     assert registry["gateway-budget"] is shared
+
+
+@pytest.mark.parametrize(("one", "other"), [("0", "false"), ("1", "1.0"), ("[1]", "[true]"), ("{n: 0}", "{n: false}")])
+def test_an_answer_that_only_compares_equal_is_taken_over_by_a_reload(one: str, other: str) -> None:
+    """To Python 0 and False are equal; to whoever reads the answer they are not."""
+    load("fallback", f"{{value: {one}}}")
+    load("fallback", f"{{value: {other}}}")
+    assert repr(registry["p"].options.value) == repr(yaml.safe_load(other))
 
 
 @pytest.mark.parametrize(

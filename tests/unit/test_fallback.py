@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from guarded import Cancelled, CircuitOpen, GuardWarning, RateExceeded, attempt, fallback, retry
+from guarded import (
+    Cancelled,
+    CircuitOpen,
+    GuardWarning,
+    PolicyConflict,
+    RateExceeded,
+    attempt,
+    fallback,
+    registry,
+    retry,
+)
 from guarded.testing import capture
 
 Drive = Callable[..., Any]
@@ -360,3 +370,35 @@ def test_a_name_is_one_policy_and_options_travel() -> None:
     policy = fallback("stale", on=[KeyError], name="stale")  # type: ignore[arg-type]
     assert fallback("stale", on=(KeyError,), name="stale") is policy
     assert pickle.loads(pickle.dumps(fallback(5))).options == fallback(5).options
+
+
+class Elementwise:
+    """Compares like an array."""
+
+    def __eq__(self, other: object) -> Any:
+        return Elementwise()
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_answers_that_only_compare_equal_are_two_policies() -> None:
+    """A caller can tell them apart; what cannot be compared is equal to itself only."""
+    array = Elementwise()
+    pairs: list[tuple[Any, Any]] = [
+        (0, False),
+        (1, 1.0),
+        ([0], [False]),
+        ({"n": 1}, {"n": True}),
+        (array, Elementwise()),
+    ]
+    for one, other in pairs:
+        with registry.isolated():
+            policy = fallback(one, name="answer")
+            assert fallback(one, name="answer") is policy
+            with pytest.raises(PolicyConflict):
+                fallback(other, name="answer")
+    with registry.isolated():
+        assert fallback({"n": [1, ()]}, name="answer") is fallback({"n": [1, ()]}, name="answer")
