@@ -7,7 +7,7 @@ import contextvars
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -916,6 +916,25 @@ def test_a_sync_function_that_returns_an_awaitable_runs_once() -> None:
 
     assert asyncio.run(main()) == ["k", "k", "j"]
     assert sorted(runs) == ["j", "k"]
+
+
+def test_a_sync_function_that_says_it_returns_an_awaitable_is_an_async_one() -> None:
+    """The awaitable itself could not be replayed; what it gives can."""
+    runs = []
+
+    async def inner(key: str) -> list[str]:
+        runs.append(key)
+        return [key]
+
+    @idempotent("key")
+    def outer(key: str) -> Awaitable[list[str]]:
+        return inner(key)
+
+    async def main() -> list[list[str]]:
+        return [await outer("k"), await outer("k")]
+
+    assert asyncio.run(main()) == [["k"], ["k"]]
+    assert runs == ["k"]
 
 
 def test_one_policy_serves_many_loops() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copyreg
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -156,7 +157,8 @@ def returns(annotation: Any) -> Callable[[], Any]:
         Iterator[int],
         Generator[int, None, None],
         AsyncIterator[int],
-        Awaitable[int],
+        list[Awaitable[int]],
+        Awaitable[Iterator[int]],
         IO[str],
         list[Iterator[int]],
         Annotated[Iterator[int], "x"],
@@ -175,6 +177,15 @@ def test_return_types_no_store_can_keep_are_refused_for_durable_ones(annotation:
     """Named, wherever they are in the annotation; memory takes them."""
     assert "Connection" in (return_problem(returns(annotation), durable=True) or "")
     assert return_problem(returns(annotation), durable=False) is None
+
+
+def test_what_an_awaitable_gives_is_looked_at() -> None:
+    """A plain function that returns one is awaited like an async one, and what it then gives is kept."""
+    assert "Connection" in (return_problem(returns(Awaitable[Connection]), durable=True) or "")
+
+    async def twice() -> Awaitable[int]: ...  # type: ignore[empty-body]
+
+    assert "used up" in (return_problem(twice, durable=False) or "")
 
 
 @pytest.mark.parametrize("annotation", [socket.socket, sqlite3.Connection, Path, memoryview, list[Path]], ids=str)
@@ -242,6 +253,10 @@ class Receipt(TypedDict):
         Row,
         Receipt,
         list[Receipt] | None,
+        Awaitable[Row],
+        Coroutine[Any, Any, Row],
+        asyncio.Task[Row],
+        asyncio.Future,
         list[Row] | None,
         Mapping[str, Sequence[int]],
         Readable,

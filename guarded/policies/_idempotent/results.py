@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import IO, Any, ClassVar, Literal, Protocol, cast
 
+from guarded._core.kinds import kind_of
+
 Form = Literal["value", "error", "nothing"]
 
 
@@ -176,10 +178,13 @@ def errors_problem(errors: tuple[type[Exception], ...], durable: bool) -> str | 
 
 def return_problem(fn: Any, durable: bool) -> str | None:
     """Why what `fn` is annotated to return can never be kept; None when it can, or when nobody can know."""
+    fn = inspect.unwrap(fn)
     try:
-        annotation = typing.get_type_hints(inspect.unwrap(fn)).get("return", Any)
+        annotation = typing.get_type_hints(fn).get("return", Any)
     except Exception:
         return None  # names that exist for type checkers only
+    if kind_of(fn) == "async" and not inspect.iscoroutinefunction(fn):
+        annotation = (typing.get_args(annotation) or (Any,))[-1]  # of the awaitable: what it gives is kept
     used_up = _find(annotation, _is_used_up)
     if used_up is not None:
         return f"it returns {used_up}, which is used up by its first reader"
