@@ -179,6 +179,19 @@ def test_return_types_no_store_can_keep_are_refused_for_durable_ones(annotation:
     assert return_problem(returns(annotation), durable=False) is None
 
 
+def test_callable_objects_say_it_at_their_call() -> None:
+    """Plain and async ones."""
+
+    class Plain:
+        def __call__(self) -> Iterator[int]: ...  # type: ignore[empty-body]
+
+    class Async:
+        async def __call__(self) -> Connection: ...  # type: ignore[empty-body]
+
+    assert "used up" in (return_problem(Plain(), durable=False) or "")
+    assert "Connection" in (return_problem(Async(), durable=True) or "")
+
+
 def test_what_an_awaitable_gives_is_looked_at() -> None:
     """A plain function that returns one is awaited like an async one, and what it then gives is kept."""
     assert "Connection" in (return_problem(returns(Awaitable[Connection]), durable=True) or "")

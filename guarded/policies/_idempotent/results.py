@@ -179,6 +179,8 @@ def errors_problem(errors: tuple[type[Exception], ...], durable: bool) -> str | 
 def return_problem(fn: Any, durable: bool) -> str | None:
     """Why what `fn` is annotated to return can never be kept; None when it can, or when nobody can know."""
     fn = inspect.unwrap(fn)
+    if not inspect.isroutine(fn):
+        fn = type(fn).__call__  # of a callable object
     try:
         annotation = typing.get_type_hints(fn).get("return", Any)
     except Exception:
