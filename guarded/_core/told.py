@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from guarded._core import clock
 from guarded._core.call import Call
+from guarded.errors import Cancelled
 from guarded.events.bus import bus
 from guarded.events.model import TRACE
 
@@ -16,8 +17,8 @@ def told_succeeded(call: Call, started: float) -> None:
 
 
 def told_failed(call: Call, started: float, error: BaseException) -> None:
-    """The call raised: a failure, or neutral when it was cut off."""
-    failed = isinstance(error, Exception)
+    """The call raised: a failure, or neutral when it was cut off, by its task or by a token."""
+    failed = isinstance(error, Exception) and not isinstance(error, Cancelled)
     bus.emit(
         "call.failed",
         call,

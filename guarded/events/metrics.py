@@ -114,7 +114,7 @@ _REFUSALS: Final = (
     "idempotent.mismatched",
     "deadline.exceeded",
 )
-_WAITED: Final = ("limit.acquired", "limit.rejected", "idempotent.joined")
+_WAITED: Final = ("limit.acquired", "limit.rejected")
 
 
 def measure(event: Event) -> Iterator[Measurement]:

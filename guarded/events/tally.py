@@ -59,9 +59,10 @@ class Stats:
         mean_retries: retries per call; None without calls.
         max_retries: most retries of one call.
         exhausted: calls whose last attempt failed too.
-        queued: seconds spent waiting for limits, rates, and runs of the same key.
+        queued: seconds spent waiting for limits and rates.
         backing_off: seconds of delay between attempts.
-        running: seconds of the calls in all, less `queued` and `backing_off`.
+        running: seconds of the calls in all, less `queued` and `backing_off`; a duplicate's wait for the run that it
+            has joined is in it.
         too_many: answers with HTTP status 429.
         rejections: calls refused or out of time, by policy.
     """
@@ -150,7 +151,7 @@ def figures(sums: Sums, seconds: float) -> Stats:
     retried = sum(found.total for found in per_call.values())
     waits = _by(sums, WAIT.name, 1)
     backing_off = waits.pop("retry", 0.0)
-    queued = sum(waits.values())
+    queued = sum(waits.values(), 0.0)
     lengths = sum(found.total for found in sums.get(DURATION.name, {}).values())
     return Stats(
         seconds=seconds,

@@ -7,17 +7,32 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 
 import guarded
-from guarded import LimitFull, circuit, deadline, events, limit, rate, retry
+from guarded import (
+    Cancelled,
+    CancelToken,
+    DeadlineExceeded,
+    LimitFull,
+    circuit,
+    deadline,
+    events,
+    limit,
+    rate,
+    retry,
+)
 from guarded.events import tally as tally_module
 from guarded.events.bus import bus
-from guarded.events.model import INFO
+from guarded.events.model import INFO, Event
 from guarded.events.tally import Stats, Tally
-from guarded.testing import virtual_time
+from guarded.policies.limit import Limit
+from guarded.testing import capture, virtual_time
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +115,79 @@ def test_time_queued_is_apart_from_time_running() -> None:
     assert (stats.queued, stats.running) == (pytest.approx(3.0), pytest.approx(6.0))
 
 
+def _in_a_thread(mode: Literal["thread", "cooperative"]) -> Callable[[Limit], None]:
+    def wait(full: Limit) -> None:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(DeadlineExceeded):
+            pool.submit(deadline("2s", mode=mode)(full(_nothing))).result()
+
+    return wait
+
+
+def _under_a_token(full: Limit) -> None:
+    def wait() -> None:
+        with CancelToken.after("2s"):
+            full.call(_nothing)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Cancelled):
+        pool.submit(wait).result()
+
+
+def _in_a_task_under_a_deadline(full: Limit) -> None:
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(deadline("2s")(full(_nothing_async))())
+
+
+def _in_a_task_under_a_token(full: Limit) -> None:
+    async def wait() -> None:
+        with CancelToken.after("2s"):
+            await full.call(_nothing_async)
+
+    with pytest.raises(Cancelled):
+        asyncio.run(wait())
+
+
+def _in_a_task_that_is_cancelled(full: Limit) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(full.call(_nothing_async))
+        await guarded.asleep(2)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
+
+
+def _nothing() -> None: ...
+
+
+async def _nothing_async() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("wait", "reason"),
+    [
+        (_in_a_thread("cooperative"), "deadline"),
+        (_in_a_thread("thread"), "deadline"),
+        (_under_a_token, "cancelled"),
+        (_in_a_task_under_a_deadline, "deadline"),
+        (_in_a_task_under_a_token, "cancelled"),
+        (_in_a_task_that_is_cancelled, "cancelled"),
+    ],
+)
+def test_a_wait_that_is_cut_off_is_told_and_counted(wait: Callable[[Limit], None], reason: str) -> None:
+    """Time in a queue is time queued, also of the calls that never get in: in threads and in tasks alike."""
+    full = limit(1)
+    told: list[Event] = []
+    with full.acquire(), virtual_time(), events.subscribe(told.append, "TRACE"), events.collecting() as tally:
+        wait(full)
+        for _ in range(500):  # a worker that a deadline has left says so in its own time
+            if any(event.name == "limit.rejected" for event in told):
+                break
+            time.sleep(0.01)
+    found = [(event.reason, event.cancelled, event.wait) for event in told if event.name == "limit.rejected"]
+    assert found == [(reason, True if reason == "cancelled" else None, pytest.approx(2.0, abs=0.01))]
+    assert (tally.stats().queued, tally.stats().running) == (pytest.approx(2.0, abs=0.01), pytest.approx(0.0, abs=0.01))
+
+
 def test_retries_are_seen_through_a_worker_thread() -> None:
     """A total deadline runs the rest of a plain function in a worker; its attempts count all the same."""
     with events.collecting() as tally:
@@ -161,6 +249,25 @@ def test_a_cancelled_call_is_neither_success_nor_failure() -> None:
         asyncio.run(main())
     stats = tally.stats()
     assert (stats.calls, stats.succeeded, stats.failed, stats.first_attempt) == (1, 0, 0, 0.0)
+
+
+def test_a_token_cancels_like_a_task() -> None:
+    """What a token ends is no failure either, in a thread and in a task."""
+    token = CancelToken()
+    token.cancel("enough")
+
+    async def main() -> None:
+        with token, pytest.raises(Cancelled):
+            await limit(1).call(_nothing_async)
+
+    with events.collecting() as tally, capture("DEBUG") as told:
+        with token, pytest.raises(Cancelled):
+            limit(1).call(guarded.checkpoint)
+        asyncio.run(main())
+    ends = [(event.outcome, event.cancelled) for event in told if event.name == "call.failed"]
+    assert ends == [("neutral", True), ("neutral", True)]
+    stats = tally.stats()
+    assert (stats.calls, stats.succeeded, stats.failed) == (2, 0, 0)
 
 
 def test_threads_lose_nothing() -> None:

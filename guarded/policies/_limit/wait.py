@@ -6,6 +6,7 @@ all, is there room in the queue. What it raises when not is made here too. Waits
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING
 
 from guarded._core import clock, waiters
@@ -110,9 +111,13 @@ class Gate:
             pool.give_back(entry.weight)
         else:
             pool.abandon(entry)
-        if isinstance(error, (DeadlineExceeded, Cancelled)):
-            reason = "deadline" if isinstance(error, DeadlineExceeded) else "cancelled"
-            self._tell_rejected(call, pool, reason, _since(entry))
+        self._tell_cut(call, pool, error, _since(entry))
+
+    def _tell_cut(self, call: Call, pool: Pool, error: BaseException, waited: float) -> None:
+        """A wait was cut off, if `error` says so: in a task and in a deadline's worker that is a cancellation too."""
+        if isinstance(error, (DeadlineExceeded, Cancelled, CancelledError)):
+            late = isinstance(error, DeadlineExceeded) or clock.monotonic() >= call.until
+            self._tell_rejected(call, pool, "deadline" if late else "cancelled", waited)
 
     def _resumed(self, call: Call, pool: Pool, entry: Entry) -> float:
         state = entry.state if entry.state is TAKEN else pool.resume(entry)
