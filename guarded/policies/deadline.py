@@ -36,7 +36,6 @@ class _Block(Scope):
     """What ``with deadline(…):`` opens."""
 
     layer: DeadlineLayer
-    started: float
     interrupt: Interrupt | None = None
     mine: Deadline | None = None
 
@@ -91,7 +90,7 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         elif error is None and clock.monotonic() >= block.mine.until:
             if self.options.late == "raise":
                 raise block.layer.exceeded(block, block.mine)
-            block.layer.came_late(block, block.started)
+            block.layer.came_late(block, block.mine)
 
     async def __aenter__(self) -> None:
         block = self._open_block()
@@ -110,14 +109,13 @@ class DeadlinePolicy(Policy[DeadlineOptions]):
         if isinstance(error, DeadlineExceeded):
             block.layer.tell(block, error, block.mine)
         elif error is None and block.interrupt.fired:
-            block.layer.came_late(block, block.started)
+            block.layer.came_late(block, block.mine)
 
     def _open_block(self) -> _Block:
         if callable(self.options.seconds):
             raise TypeError("a deadline over the arguments of a function cannot be used in a with statement")
         block = _Block(self, "with deadline")
         block.layer = DeadlineLayer(self, None)
-        block.started = clock.monotonic()
         block.mine = block.layer.open(block, self.options.seconds)
         block.deadline = block.mine or block.deadline
         block.enter()

@@ -98,8 +98,8 @@ def test_thread_mode_returns_on_time_and_reports_the_late_result() -> None:
     assert inside["remaining"] == 0.0
     assert inside["error"].reason == "the caller has left"
     assert workers.workers.abandoned == 0
-    names = [event.name for event in events]
-    assert names == ["deadline.abandoned", "deadline.exceeded", "call.failed", "deadline.late"]
+    told = [(event.name, event.allowed) for event in events]
+    assert told == [("deadline.abandoned", 5), ("deadline.exceeded", 5), ("call.failed", None), ("deadline.late", 5)]
 
 
 class events_of:  # noqa: N801 - reads as a word in the with statement
@@ -166,6 +166,7 @@ def test_cooperative_mode_returns_late_results_or_raises() -> None:
 
         assert deadline(5, mode="cooperative")(body)() == "late"
         assert [event.name for event in events] == ["deadline.late", "call.succeeded"]
+        assert (events[0].duration, events[0].allowed) == (pytest.approx(6), 5)
         with pytest.raises(DeadlineExceeded):
             deadline(5, mode="cooperative", late="raise")(body)()
 
@@ -454,7 +455,9 @@ def test_a_cooperative_scope_that_ends_late() -> None:
     with virtual_time() as time, capture() as events:
         with deadline(5):
             time.advance(6)
-        assert [event.name for event in events] == ["deadline.late"]
+        assert [(event.name, event.duration, event.allowed) for event in events] == [
+            ("deadline.late", pytest.approx(6), 5)
+        ]
         with pytest.raises(DeadlineExceeded), deadline(5, mode="cooperative", late="raise"):
             time.advance(6)
 

@@ -171,6 +171,28 @@ def test_unknown_levels_name_the_choices(given: int | str) -> None:
     assert all(name in str(caught.value) for name in LEVELS.values())
 
 
+_UNDER_A_COMPUTED_NAME = {
+    "circuit.opened": "state previous reason failures failure_rate slow_rate retry_after cause",
+    "circuit.half_opened": "state previous reason limit",
+    "circuit.closed": "state previous reason",
+    "circuit.isolated": "state previous reason",
+    "policy.added": "source",
+    "policy.replaced": "source",
+    "policy.removed": "source",
+}
+_TAKEN_FROM_THE_CALL = {"time", "name", "level", "policy", "layer", "function", "call_id", "attempt", "remaining"}
+
+
+def test_the_table_promises_what_the_package_emits() -> None:
+    """Each field of a row is said by some emit of that event."""
+    said = {name: set(fields.split()) for name, fields in _UNDER_A_COMPUTED_NAME.items()}
+    for _, name, fields in _emits():
+        own = {"key_digest", "store"} if name.startswith("idempotent.") else set()  # what Conduct.emit adds
+        said.setdefault(name, set()).update(own, fields)
+    never = {name: set(spec.fields) - _TAKEN_FROM_THE_CALL - said.get(name, set()) for name, spec in EVENTS.items()}
+    assert {name: fields for name, fields in never.items() if fields or name not in said} == {}
+
+
 def _emits() -> list[tuple[str, str, list[str]]]:
     root = Path(guarded.__file__).parent
     found = []

@@ -66,11 +66,13 @@ class DeadlineLayer:
     def tell(self, call: Call, error: DeadlineExceeded, mine: Deadline) -> None:
         """Tell the bus about `error`, if it is about this deadline and not about one further out or in."""
         if error.until == mine.until:
-            bus.emit("deadline.exceeded", call, self.policy, reason=error.during)
+            bus.emit("deadline.exceeded", call, self.policy, reason=error.during, allowed=mine.length)
 
-    def came_late(self, call: Call, started: float) -> None:
+    def came_late(self, call: Call, mine: Deadline) -> None:
         """A body returned after its point, and its value goes to the caller all the same."""
-        bus.emit("deadline.late", call, self.policy, duration=clock.monotonic() - started)
+        allowed = mine.length or 0.0
+        duration = clock.monotonic() - (mine.until - allowed)
+        bus.emit("deadline.late", call, self.policy, duration=duration, allowed=allowed)
 
     def refuse_if_swamped(self, call: Call) -> None:
         """Refuse the call when too many bodies hang past their deadlines already."""
@@ -100,7 +102,7 @@ def run_cooperative(
     if clock.monotonic() >= mine.until:
         if layer.late == "raise":
             raise layer.exceeded(call, mine)
-        layer.came_late(call, mine.until - seconds)
+        layer.came_late(call, mine)
     return result
 
 
@@ -125,7 +127,7 @@ def run_in_worker(
         raise
     if job.abandon():
         token.cancel("the caller has left")
-        bus.emit("deadline.abandoned", call, layer.policy, active=workers.abandoned)
+        bus.emit("deadline.abandoned", call, layer.policy, active=workers.abandoned, allowed=mine.length)
         if outer is not None:
             outer.raise_if_cancelled("running")
         raise layer.exceeded(call, mine)
@@ -152,7 +154,8 @@ def _start_job(
         return proceed(twin, fn, args, kwargs)
 
     def on_late(job: Job) -> None:
-        bus.emit("deadline.late", twin, layer.policy, duration=clock.monotonic() - started, cause=job.error)
+        duration = clock.monotonic() - started
+        bus.emit("deadline.late", twin, layer.policy, duration=duration, allowed=mine.length, cause=job.error)
 
     job = Job(lambda: context.run(body), on_late)
     try:
@@ -199,7 +202,7 @@ def async_shell(layer: DeadlineLayer, proceed: AsyncNext, constant: float | None
                 interrupt.at(mine.until)
             await resume(steps, pending)
             if interrupt is not None and interrupt.fired:  # the body swallowed the cancellation
-                layer.came_late(call, mine.until - seconds)
+                layer.came_late(call, mine)
             return box[0]
         except asyncio.CancelledError as error:
             if interrupt is not None and interrupt.close():
