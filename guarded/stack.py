@@ -36,6 +36,22 @@ class GuardOptions:
     parts: tuple[Policy[Any] | str, ...]
     overrides: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the stacks are written alike: a part without a name is told by its options."""
+        if not isinstance(other, GuardOptions):
+            return NotImplemented
+        return (
+            len(self.parts) == len(other.parts)
+            and all(map(_alike, self.parts, other.parts))
+            and self.overrides == other.overrides
+        )
+
+
+def _alike(one: Policy[Any] | str, other: Policy[Any] | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str) or one.name is not None or other.name is not None:
+        return one == other
+    return type(one) is type(other) and bool(one.declared == other.declared)
+
 
 class Guard(Policy[GuardOptions]):
     """Several layers under one name, or a name whose layers come from elsewhere."""

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from guarded.errors import PolicyConflict, PolicyNotFound
+from guarded.events.bus import bus
 
 if TYPE_CHECKING:
     from guarded._core.policy import Policy
@@ -62,6 +63,7 @@ class Registry:
             known = self._policies.setdefault(policy.name, policy)
         if known is policy:
             self.changed()
+            bus.emit("policy.added", None, policy, source=policy.place)
             return policy
         if type(known) is type(policy):
             if known.declared is None and self.config is not None:

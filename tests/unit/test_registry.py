@@ -24,7 +24,10 @@ from guarded import (
     retry,
 )
 from guarded._core.policy import Policy
+from guarded.events.model import DEBUG
 from guarded.policies.limit import Limit
+from guarded.stack import Guard
+from guarded.testing import capture
 
 
 def test_the_same_name_and_options_is_the_same_object() -> None:
@@ -75,6 +78,38 @@ def test_another_kind_under_a_name_conflicts() -> None:
     deadline(5, name="total")
     with pytest.raises(PolicyConflict):
         guard(deadline(5), name="total")
+
+
+def test_stacks_that_are_written_alike_are_one() -> None:
+    """A module that runs as a script and by its name defines its stacks twice; parts without names go by options."""
+    limit(5, name="db")
+
+    def define(retries: int = 2, **overrides: Any) -> Guard:
+        inner = guard(deadline("2s"), fallback(None))
+        return guard(registry["db"], limit(5), retry(retries=retries), inner, "later", name="outbound", **overrides)
+
+    first = define(retry={"base": "1s"})
+    assert define(retry={"base": "1s"}) is first
+    assert pickle.loads(pickle.dumps(first)) is first
+    for other in (lambda: define(3, retry={"base": "1s"}), define, lambda: guard(limit(5), name="outbound")):
+        with pytest.raises(PolicyConflict):
+            other()
+    assert guard(limit(5), name="a") is not guard(rate("5/s"), name="b")
+    with pytest.raises(PolicyConflict):
+        guard(limit(5, name="db2"), name="a")
+
+
+def test_a_name_given_by_code_is_told_once() -> None:
+    """With its place; giving it again adds nothing."""
+    with capture() as events:
+        stack = guard(limit(5, name="db"), name="stack")
+        limit(5, name="db")
+        limit(6)
+    told = [(event.name, event.level, event.policy, event.layer, event.source) for event in events]
+    assert told == [
+        ("policy.added", DEBUG, "db", "limit", registry["db"].place),
+        ("policy.added", DEBUG, "stack", "guard", stack.place),
+    ]
 
 
 def test_threads_that_name_a_policy_at_once_get_one_object() -> None:
