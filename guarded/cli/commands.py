@@ -74,9 +74,11 @@ def explain_command(
     """
     find_modules_here()
     with problems_exit():
-        target: Any = references.resolve_reference(subject, allow) if ":" in subject else subject
+        is_code = ":" in subject
+        if is_code:
+            references.resolve_reference(subject, allow)  # first: a file that the module loads gives way to this one
         _load(file, allow)
-        found = explain(target)
+        found = explain(references.resolve_reference(subject, allow) if is_code else subject)  # with targets bound
     if as_json:
         typer.echo(json.dumps(_explanation_as_dict(found), ensure_ascii=False, indent=2, default=str))
     else:

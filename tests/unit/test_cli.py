@@ -151,6 +151,17 @@ def test_explain_a_function(folder: Path) -> None:
     sys.modules.pop("shopf")
 
 
+def test_explain_a_function_that_a_target_guards(folder: Path) -> None:
+    """The file puts the stack on it; the code knows of none."""
+    (folder / "shoph.py").write_text("class Shop:\n    def charge(self): pass\ndef refund(): pass\n")
+    (folder / "guarded.yaml").write_text(f'{GOOD}targets: {{"shoph:Shop.charge": p, "shoph:refund": p}}\n')
+    for subject in ("Shop.charge", "refund"):
+        status, out, err = run("explain", f"shoph:{subject}")
+        assert (status, err) == (0, "")
+        assert out.startswith(f"shoph.{subject}\n  1. limit 'db'\n")
+    sys.modules.pop("shoph")
+
+
 @pytest.mark.parametrize(
     ("subject", "message"),
     [
