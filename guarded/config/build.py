@@ -22,7 +22,8 @@ from guarded.config.plan import LayerPlan, Plan, PolicyPlan
 from guarded.config.stores import Stores
 
 _SUBJECT = re.compile(r"(\w+)")
-_STAND_INS = {"limit": 2**31, "deadline": 1}  # for a required option that is wrong, so that the others can be judged
+# For a required option that is wrong or misspelled, so that the others can be judged.
+_STAND_INS = {"limit": 2**31, "deadline": 1, "rate": "1000000000000/h"}
 _NEXT_RULE = re.compile(r"; (?=\w+(?:=| must |: ))")  # a rule may hold semicolons of its own
 
 
@@ -87,7 +88,7 @@ def build_layer(
         options["value"] = options.pop("function")
     arguments = {**without_rivals({} if declared is None else arguments_of(declared), options), **options}
     found = kind(layer.kind)
-    if found.first in layer.options and layer.kind in _STAND_INS:
+    if layer.kind in _STAND_INS and (found.first in layer.options or not whole):
         arguments.setdefault(found.first, _STAND_INS[layer.kind])
     try:
         if found.has_name:

@@ -98,7 +98,7 @@ class Loaded:
             self._set_level(plan)
         for policy in candidates.declared_since(self._registry):
             self.overlay(policy)
-        self._tell(diff, clock.monotonic() - started)
+        self._tell(diff, before, clock.monotonic() - started)
         for warning in plan.warnings:
             warn(str(warning))
         return diff
@@ -163,13 +163,13 @@ class Loaded:
         if level is not None and level.value is not None:
             events.set_level(level.value)
 
-    def _tell(self, diff: Diff, seconds: float) -> None:
+    def _tell(self, diff: Diff, before: Plan | None, seconds: float) -> None:
         told = (("policy.added", diff.added), ("policy.replaced", diff.replaced), ("policy.removed", diff.removed))
         for event, names in told:
             for name in names:
                 known = self._registry.get(name)
-                subject = _Subject(name, "policy" if known is None else known.kind)
-                bus.emit(event, None, subject, source=self.source)
+                kind = known.kind if known is not None else _kind_in(before, name)
+                bus.emit(event, None, _Subject(name, kind), source=self.source)
         bus.emit("config.reloaded", None, None, source=self.source, changes=len(diff), duration=seconds)
 
     def __enter__(self) -> Loaded:
@@ -183,6 +183,12 @@ class Loaded:
     def __repr__(self) -> str:
         count = len(self._plan.policies) if self._plan is not None else 0
         return f"<config {self.source}: {count} policies, {len(self._targets)} functions bound>"
+
+
+def _kind_in(plan: Plan | None, name: str) -> str:
+    """What a name that is no more was in the plan."""
+    policy = plan.policies.get(name) if plan is not None else None
+    return policy.own.kind if policy is not None and policy.own is not None else "guard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +262,7 @@ def check() -> None:
     """
     config = registry.config
     problems = config.check() if isinstance(config, Loaded) else []
-    for found in living():
+    for found in sorted(living(), key=lambda chain: chain.function):
         try:
             found.compile()
         except (LookupError, ValueError, TypeError) as error:

@@ -121,6 +121,25 @@ def test_check_names_handles_that_lead_nowhere() -> None:
     assert f is not None
 
 
+def test_check_names_all_handles_in_order() -> None:
+    """By their functions."""
+    found = [guard("gone")(fn) for fn in (_c, _a, _b)]
+    with pytest.raises(ConfigError) as caught:
+        guarded.check()
+    told = [str(problem.place).rpartition(".")[2] for problem in caught.value.problems]
+    assert [name for name in told if name in ("_a", "_b", "_c")] == ["_a", "_b", "_c"]
+    assert len(found) == 3
+
+
+def _a() -> None: ...
+
+
+def _b() -> None: ...
+
+
+def _c() -> None: ...
+
+
 def test_a_file_beats_code_in_place() -> None:
     """What the file does not say, code says; the object stays, and explain names both places."""
     db = limit(20, max_queue=7, name="db")
@@ -342,19 +361,20 @@ def test_a_name_in_use_cannot_go(tmp_path: Path) -> None:
 def test_events_of_a_load(tmp_path: Path) -> None:
     """One for each policy that is new, other or gone, then one for the whole."""
     file = tmp_path / "g.yaml"
-    file.write_text("policies: {p: {limit: 5}, q: {retry: 1}}\n")
+    file.write_text("policies: {p: {limit: 5}, q: {retry: 1}, s: {retry: 1, limit: p}}\n")
     guarded.load(file)
     file.write_text("policies: {p: {limit: 6}, r: {retry: 1}}\n")
     with capture("DEBUG") as events:
         registry.reload()
-    told = [(event.name, event.policy) for event in events if event.layer != "limit" or event.name != "limit.resized"]
+    told = [(event.name, event.policy, event.layer) for event in events if event.name != "limit.resized"]
     assert told == [
-        ("policy.added", "r"),
-        ("policy.replaced", "p"),
-        ("policy.removed", "q"),
-        ("config.reloaded", None),
+        ("policy.added", "r", "retry"),
+        ("policy.replaced", "p", "limit"),
+        ("policy.removed", "q", "retry"),
+        ("policy.removed", "s", "guard"),
+        ("config.reloaded", None, None),
     ]
-    assert events[-1].changes == 3
+    assert events[-1].changes == 4
     assert events[-1].source == str(file)
 
 

@@ -156,6 +156,25 @@ def lines_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("layer", "wrong", "misspelled"),
+    [
+        ("limit: {max_concurent: 3, max_queue: -1}", "max_queue", "max_concurent"),
+        ("deadline: {secnds: 3, late: raise}", "late", "secnds"),
+        ("rate: {spce: 5/s, cost: 0}", "cost", "spce"),
+        ("hedge: {aftr: 1s, max_hedges: 0}", "max_hedges", "aftr"),
+        ("circuit: {failure: 3, half_open: 0}", "half_open", "failure"),
+        ("retry: {retires: 3, factor: 0}", "factor", "retires"),
+        ("idempotent: {kye: order_id, lease: 0}", "lease", "kye"),
+    ],
+)
+def test_a_misspelled_option_hides_no_other_mistake(layer: str, wrong: str, misspelled: str) -> None:
+    """Not even one that has to be there."""
+    kind = layer.partition(":")[0]
+    found = problems_of(f"policies: {{p: {{{layer}}}}}")
+    assert {problem.path for problem in found} == {f"policies.p.{kind}.{option}" for option in (wrong, misspelled)}
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         (
