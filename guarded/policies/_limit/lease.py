@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from guarded._core import clock
 from guarded._core.call import Call
 from guarded._core.fork import after_fork
-from guarded._core.token import token_within
+from guarded._core.token import Token
 from guarded.events.bus import bus
 from guarded.stores.upkeep import upkeep
 
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
 _LOOKS: Final = 6  # looks at each lease during its length; it is renewed at every second one
 
 
+class _Tether(Token):
+    """Fires when one of the leases that a call holds has ended, and with the token around them.
+
+    One for all of them, since permits taken by hand may be given back in any order.
+    """
+
+    call: Call
+    outer: Token | None
+    leases: set[Lease]
+
+
+def _tether(call: Call, leases: set[Lease]) -> _Tether:
+    """Put a new one on a call that has none."""
+    outer = call.token
+    token = _Tether() if outer is None else _Tether.any(outer)
+    token.call, token.outer, token.leases = call, outer, leases
+    call.token = token
+    return token
+
+
 class Lease:
     """One holder's lease.
 
@@ -32,28 +52,39 @@ class Lease:
         lost: whether it has ended while the call held.
     """
 
-    __slots__ = ("_call", "_outer", "lost", "pledge", "renewed", "since", "token")
+    __slots__ = ("_call", "_token", "lost", "pledge", "renewed", "since")
 
     def __init__(self, call: Call, pledge: Pledge) -> None:
         self._call = call
-        self._outer = call.token
         self.pledge = pledge
         self.since = self.renewed = clock.monotonic()
         self.lost = False
-        self.token = token_within(call.token)
-        call.token = self.token
+        token = call.token
+        if not isinstance(token, _Tether) or token.call is not call or token.cancelled:
+            token = _tether(call, set())
+        self._token = token
+        token.leases.add(self)
 
     def lose(self, limit: Limit) -> None:
         """It has ended: let the body know."""
         self.lost = True
         held = clock.monotonic() - self.since
         bus.emit("limit.lost", self._call, limit, duration=held, store=limit.options.store.name)
-        self.token.cancel(f"the lease of limit {limit.label!r} has ended, and its permit may be another call's")
+        self._token.cancel(f"the lease of limit {limit.label!r} has ended, and its permit may be another call's")
 
     def leave(self) -> None:
         """The call goes on without it."""
-        if self._call.token is self.token:
-            self._call.token = self._outer
+        call, token = self._call, self._token
+        token.leases.discard(self)
+        if call.token is not token:
+            return
+        if not token.leases:
+            call.token = token.outer
+        elif self.lost and not any(lease.lost for lease in token.leases):
+            call.token = token.outer
+            fresh = _tether(call, token.leases)
+            for lease in tuple(fresh.leases):
+                lease._token = fresh
 
 
 class Leases:

@@ -90,6 +90,7 @@ class StoredLimit(Gate):
         reply = None
         try:
             for pause in _pauses():
+                self._refuse_if_closed(call, loan, since)
                 reply = self._access.ask(call, self._borrow, call, loan, pledge, _KEEP)
                 if reply is None or isinstance(reply, Granted):
                     break
@@ -118,6 +119,7 @@ class StoredLimit(Gate):
         reply = None
         try:
             for pause in _pauses():
+                self._refuse_if_closed(call, loan, since)
                 reply = await self._access.ask_async(call, self._borrow_async, call, loan, pledge, _KEEP)
                 if reply is None or isinstance(reply, Granted):
                     break
@@ -168,6 +170,10 @@ class StoredLimit(Gate):
                 raise
         return reply
 
+    def _refuse_if_closed(self, call: Call, loan: Loan, since: float) -> None:
+        if loan.seat.closed:
+            raise self._full(call, loan.seat, "closed", clock.monotonic() - since)
+
     def _next_question(
         self, call: Call, loan: Loan, reply: Granted | Full, pause: float, since: float, max_wait: float
     ) -> float:
@@ -175,8 +181,6 @@ class StoredLimit(Gate):
         now = clock.monotonic()
         if now - since >= max_wait:
             raise self._full(call, loan.seat, "timeout", now - since)
-        if loan.seat.closed:
-            raise self._full(call, loan.seat, "closed", now - since)
         if isinstance(reply, Full) and reply.frees is not None:
             pause = min(pause, reply.frees)
         return min(now + pause, since + max_wait)
@@ -274,7 +278,8 @@ class StoredLimit(Gate):
     def leave_any_block(self) -> None:
         """A block was left, nobody knows which: end the latest."""
         if self.blocks:
-            self.blocks.pop().give_back(1)
+            loan = cast("Loan", self.blocks.pop())
+            loan.give_back(loan.weight)
 
     def release_aside(self, seat: Pool, lease: Lease) -> None:
         """The same, beside the calls."""
@@ -299,6 +304,8 @@ class StoredLimit(Gate):
     def close(self) -> None:
         """Refuse new calls of this process, and those that wait."""
         self._seats.close()
+        for seat in tuple(self._heads):
+            self._wake_head(seat)
 
     def snapshot(self, now: float) -> LimitSnapshot:
         """What this process holds, and who waits here."""
