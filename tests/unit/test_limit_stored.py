@@ -7,12 +7,25 @@ import contextvars
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 
-from guarded import Cancelled, Deadlock, LimitFull, asleep, checkpoint, limit, registry, sleep
-from guarded._core import clock
+from guarded import (
+    Cancelled,
+    CancelToken,
+    DeadlineExceeded,
+    Deadlock,
+    LimitFull,
+    asleep,
+    checkpoint,
+    deadline,
+    limit,
+    registry,
+    sleep,
+)
+from guarded._core import clock, virtual
 from guarded._core.call import Call, current
 from guarded._core.virtual import VirtualTime
 from guarded.policies._limit import lease, stored
@@ -103,8 +116,9 @@ class Desk:
 
 
 @pytest.fixture
-def time() -> Iterator[VirtualTime]:
-    """Virtual time that moves as soon as everybody waits."""
+def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
+    """Virtual time that moves as soon as everybody waits, also where a thread takes long to get there."""
+    monkeypatch.setattr(virtual, "PATIENCE", 10.0)
     with virtual_time() as moved:
         yield moved
 
@@ -127,37 +141,45 @@ def process(desk: Desk, size: int = 1, **options: Any) -> Limit:
 
 
 def together(policy: Limit, mode: str, *bodies: Callable[[], Any]) -> list[Any]:
-    """Run bodies under the policy, each begun a tenth of a second after the one before; gives what became of them."""
+    """Run bodies under the policy, begun one after the other; gives what became of them."""
     if mode == "sync":
-        outcomes: list[Any] = [None] * len(bodies)
+        return together_in_threads(policy, *bodies)
 
-        def run(at: int, body: Callable[[], Any]) -> None:
-            sleep(at / 10)
-            try:
-                outcomes[at] = policy(lambda: body())()
-            except BaseException as error:
-                outcomes[at] = error
-
-        threads = [threading.Thread(target=run, args=each) for each in enumerate(bodies)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return outcomes
-
-    async def one(at: int, body: Callable[[], Any]) -> Any:
+    async def one(body: Callable[[], Any]) -> Any:
         @policy
         async def call() -> Any:
             result = body()
             return await result if asyncio.iscoroutine(result) else result
 
-        await asleep(at / 10)
         return await call()
 
     async def main() -> list[Any]:
-        return await asyncio.gather(*(one(*each) for each in enumerate(bodies)), return_exceptions=True)
+        return await asyncio.gather(*map(one, bodies), return_exceptions=True)
 
     return asyncio.run(main())
+
+
+def together_in_threads(policy: Limit, *bodies: Callable[[], Any]) -> list[Any]:
+    """The same; time stands still until all of them wait or have ended."""
+    outcomes: list[Any] = [None] * len(bodies)
+
+    def run(at: int, body: Callable[[], Any]) -> None:
+        try:
+            outcomes[at] = policy(lambda: body())()
+        except BaseException as error:
+            outcomes[at] = error
+
+    time = cast("VirtualTime", clock.installed())
+    time._auto = False
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(bodies)]
+    for thread in threads:
+        thread.start()
+        while thread.is_alive() and thread.ident not in time._parked:
+            threading.Event().wait(0.001)
+    time._auto = True
+    for thread in threads:
+        thread.join()
+    return outcomes
 
 
 def pause(mode: str, seconds: float) -> Callable[[], Any]:
@@ -189,6 +211,38 @@ def test_closing_refuses_all_that_wait_the_first_in_line_too(desk: Desk, mode: s
     assert not ran
     with pytest.raises(LimitFull, match="closed"):
         policy.acquire()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cut", ["deadline", "cancelled"])
+def test_a_wait_that_is_cut_off_is_told(desk: Desk, mode: str, cut: str) -> None:
+    """Of the first in line, which asks the store, and of those behind it."""
+    policy = process(desk)
+    within: Any = deadline("2s", mode="cooperative") if cut == "deadline" else CancelToken.after("2s")
+    with capture("WARNING") as events:
+        if mode == "sync":
+            with policy.acquire(), ThreadPoolExecutor(2) as pool:
+
+                def wait() -> None:
+                    with within:
+                        policy.call(checkpoint)
+
+                ends: list[Any] = [each.exception() for each in [pool.submit(wait), pool.submit(wait)]]
+        else:
+
+            async def wait_async() -> None:
+                with within:
+                    await policy.call(asleep, 0)
+
+            async def main() -> list[Any]:
+                async with policy:
+                    tasks = [contextvars.Context().run(asyncio.create_task, wait_async()) for _ in range(2)]
+                    return await asyncio.gather(*tasks, return_exceptions=True)
+
+            ends = asyncio.run(main())
+    assert [type(end) for end in ends] == [DeadlineExceeded if cut == "deadline" else Cancelled] * 2
+    told = [(event.reason, event.wait) for event in events if event.name == "limit.rejected"]
+    assert told == [(cut, pytest.approx(2, abs=0.1))] * 2
 
 
 @pytest.mark.parametrize("mode", MODES)

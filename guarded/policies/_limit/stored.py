@@ -19,7 +19,7 @@ from guarded._core.fork import after_fork
 from guarded._core.keys import Key, digest
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
-from guarded.errors import Cancelled, DeadlineExceeded, Deadlock
+from guarded.errors import Deadlock
 from guarded.policies._limit.core import KeyedPools, LimitSnapshot, Pool
 from guarded.policies._limit.lease import Lease, Leases
 from guarded.policies._limit.loan import Loan, holds_seat
@@ -219,9 +219,7 @@ class StoredLimit(Gate):
 
     def _gave_up(self, call: Call, loan: Loan, pledge: Pledge, error: BaseException, since: float) -> None:
         self._withdraw(pledge)
-        if isinstance(error, (DeadlineExceeded, Cancelled)):
-            reason = "deadline" if isinstance(error, DeadlineExceeded) else "cancelled"
-            self._tell_rejected(call, loan.seat, reason, clock.monotonic() - since)
+        self._tell_cut(call, loan.seat, error, clock.monotonic() - since)
 
     def _withdraw(self, pledge: Pledge) -> None:
         """Have the store forget a caller that does not wait any more, and take back what it may have been granted."""
