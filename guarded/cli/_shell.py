@@ -18,7 +18,7 @@ WIDTH = 160  # of tables that go into a pipe or a file
 
 Files = Annotated[list[Path] | None, typer.Argument(help="Config files; later ones are merged over earlier ones.")]
 Allow = Annotated[
-    list[str] | None, typer.Option(help="Module that module:Name may refer to; may be repeated. Default: all.")
+    list[str] | None, typer.Option(help="Module that module:Name and targets may name; may be repeated. Default: all.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -233,7 +233,8 @@ def load(*sources: Source, allow: Allow = None, watch: Duration | bool = False) 
     Args:
         sources: paths, YAML texts or mappings; of several, later ones are merged over earlier ones. A str is a path
             unless it holds a newline or ``": "``, or starts with ``{``.
-        allow: patterns of modules that ``module:Name`` may refer to, such as ``["shop", "httpx"]``; None is all.
+        allow: patterns of modules that ``module:Name`` may refer to and ``targets`` may name, such as
+            ``["shop", "httpx"]``; None is all.
         watch: True, or seconds between two looks at the files, to reload when they change; default False.
 
     Raises:

@@ -15,6 +15,7 @@ from guarded.config.document import Node, Path, Place, Problem, brief, find, pro
 from guarded.config.environment import override
 from guarded.config.kinds import LAYERS, kind
 from guarded.config.merge import Templates, merge, without_nulls
+from guarded.config.references import allowed
 from guarded.config.sources import Source, read_source
 
 
@@ -133,7 +134,7 @@ def make_plan(
     for path in schema.validate(without_names, allow, problems):
         plan.bad.add(id(find(without_names, path)))
     _resolve(plan)
-    _check_targets(plan)
+    _check_targets(plan, allow)
     return plan
 
 
@@ -247,12 +248,14 @@ def _in_order(plan: Plan, layers: list[LayerPlan], order: Node | None, path: Pat
     return tuple(sorted(layers, key=lambda layer: words.index(layer.key)))
 
 
-def _check_targets(plan: Plan) -> None:
+def _check_targets(plan: Plan, allow: Sequence[str] | None) -> None:
     bodies = plan.section("policies")
     for pattern, node in plan.section("targets").items():
         path = ("targets", pattern)
         if not schema.is_target(pattern):
             hint = "write package.module:Class.method; * stands for a step, but not for the first"
             plan.note(path, "is no pattern of a target", node, hint, at_key=True)
+        elif not allowed(module := pattern.partition(":")[0], allow):
+            plan.note(path, f"module {module!r} is not on the allow-list", node, at_key=True)
         if isinstance(node.value, str) and node.value and not node.broken and node.value not in bodies:
             plan.note(path, f"there is no policy {brief(node.value)}", node, choices(node.value, bodies))

@@ -13,6 +13,7 @@ import pytest
 
 import guarded
 from guarded import registry
+from guarded.config import problems_of
 from guarded.config.targets import Target
 
 SHOP = '''
@@ -228,6 +229,20 @@ def test_check_names_targets_that_cannot_be_guarded() -> None:
     load(**{"datetime:date.isoformat": "quick"})
     with pytest.raises(guarded.ConfigError, match=r"'datetime:date.isoformat' cannot be guarded: "):
         guarded.check()
+
+
+def test_an_allow_list_holds_for_targets() -> None:
+    """A file from elsewhere puts nothing on what it may not name, wildcards included."""
+    found = problems_of(
+        "policies: {p: {limit: 5}}\n"
+        "targets: {'shop:f': p, 'shop.pay:f': p, 'shop.*:f': p, 'shopper:f': p, 'tshop.pay:f': p, 'a.*.b:f': p}\n",
+        allow=["shop", "a.b"],
+    )
+    assert [(problem.path, problem.message) for problem in found] == [
+        ('targets["shopper:f"]', "module 'shopper' is not on the allow-list"),
+        ('targets["tshop.pay:f"]', "module 'tshop.pay' is not on the allow-list"),
+        ('targets["a.*.b:f"]', "module 'a.*.b' is not on the allow-list"),
+    ]
 
 
 @pytest.mark.parametrize("pattern", ["*:f", "*.pay:f", "a.b", "a.b:", ":f", "a b:f", "a.b:c:d", "a..b:f", "a.b:c."])
