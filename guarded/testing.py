@@ -50,7 +50,7 @@ def virtual_time(*, auto: bool = True) -> Iterator[VirtualTime]:
     finally:
         clock.install(previous)
         if isinstance(previous, VirtualTime):
-            previous.advance(virtual.monotonic() - previous.monotonic())
+            previous.advance(max(0.0, virtual.monotonic() - previous.monotonic()))
         else:
             clock.catch_up(virtual.monotonic_ns())
 

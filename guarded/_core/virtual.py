@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from guarded._core import clock
+from guarded._core.durations import Duration, parse_duration_ns
 from guarded._core.workers import workers
 
 GRACE = 0.001  # real seconds between two looks at what the others do
@@ -89,9 +90,9 @@ class VirtualTime:
         """Virtual seconds since the epoch: the real ones at the start, moved along."""
         return self._wall + self._now / 1e9
 
-    def advance(self, seconds: float) -> None:
-        """Move time by `seconds`, ending the waits that fall due, in their order."""
-        self._move(self._now + round(seconds * 1e9))
+    def advance(self, seconds: Duration) -> None:
+        """Move time by `seconds`, or a duration such as ``"1h"``, ending the waits that fall due, in their order."""
+        self._move(self._now + parse_duration_ns(seconds, option="seconds", allow_zero=True))
 
     def park(self, gate: clock.Gate, until: float | None) -> bool:
         """Wait for `gate`, or until virtual time `until`."""

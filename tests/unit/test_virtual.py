@@ -9,6 +9,7 @@ import time as real
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 
 import pytest
 
@@ -106,6 +107,19 @@ def test_manual_time_moves_only_by_advance() -> None:
             thread.join()
         assert time.monotonic() == start + 2.5
     assert sorted(name for name, _ in seen) == ["a", "b"]
+
+
+def test_time_is_moved_by_any_duration() -> None:
+    """Written as everywhere; time never goes back."""
+    with virtual_time(auto=False) as time:
+        start = time.monotonic_ns()
+        for step in ("1m", timedelta(seconds=30), 10, 0.5, 0):
+            time.advance(step)
+        assert time.monotonic_ns() - start == 100_500_000_000
+        for wrong in (-1, "60", "-1s", float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="seconds="):
+                time.advance(wrong)
+        assert time.monotonic_ns() - start == 100_500_000_000
 
 
 def test_a_near_timer_of_the_loop_itself_is_waited_for() -> None:
