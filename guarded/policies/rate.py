@@ -23,7 +23,7 @@ from guarded._core.policy import AsyncNext, Policy, Site, SyncNext
 from guarded._core.registry import registry
 from guarded.events.bus import bus
 from guarded.policies._rate.core import Algorithm
-from guarded.policies._rate.hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent, StoredMark
+from guarded.policies._rate.hand import UNCOUNTED, Admission, Peek, RateSnapshot, Reservation, Spent
 from guarded.policies._rate.lines import Lines
 from guarded.policies._rate.meters import make_meter
 from guarded.policies._rate.options import RateOptions
@@ -229,10 +229,10 @@ class Rate(Policy[RateOptions]):
 
     def correct(self, key: Key, mark: Any, cost: int, units: int) -> None:
         """Count `units` more, or fewer, for an admission of `cost`, wherever that was counted."""
-        if isinstance(mark, StoredMark) and self.stored is not None:
-            self.stored.correct(key, mark, cost, units)
-        elif mark is not UNCOUNTED:
+        if not isinstance(mark, str):
             self.lines.correct(key, mark, units)
+        elif mark is not UNCOUNTED and self.stored is not None:  # None: a reload has taken the store away
+            self.stored.correct(key, mark, cost, units)
 
     def settle(self, actual: int) -> None:
         """Correct the cost of the running call to `actual` units, see `Admission.settle`.

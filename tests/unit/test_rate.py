@@ -437,9 +437,12 @@ def test_messages_do_not_show_internal_units() -> None:
     assert re.search(r"1/1m30s .*admitted again in 1m30s", str(caught.value))
 
 
-def test_a_decision_inside_a_decision_is_an_error(still: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", ["sliding", "gcra", "fixed"])
+def test_a_decision_inside_a_decision_is_an_error(
+    algorithm: Any, still: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal handler or finalizer that calls into the rate in mid-decision gets an error instead of hanging."""
-    limited = rate("5/s", name="api")
+    limited = rate("5/s", name="api", algorithm=algorithm)
     now, inside = clock.monotonic_ns, []
 
     def interrupted() -> int:

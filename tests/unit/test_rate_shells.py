@@ -329,3 +329,26 @@ def test_call_and_context_managers(still: VirtualTime) -> None:
         admission.settle(4)
     asyncio.run(main())
     assert limited.peek().free == 4
+
+
+@pytest.mark.parametrize("after", ["5/s", "5/s; 9/m", "5/s; 6/m; 9/h"])
+@pytest.mark.parametrize("before", ["5/s", "5/s; 8/m", "5/s; 7/m; 8/h"])
+@pytest.mark.parametrize("algorithm", ["sliding", "gcra", "fixed"])
+def test_a_call_that_is_corrected_when_a_reload_has_changed_the_windows(
+    before: str, after: str, algorithm: Any
+) -> None:
+    """It was counted in windows that are gone: the function does not hear of it, and no unit is made out of it."""
+    with virtual_time(auto=False) as still:
+        limited = rate(before, algorithm=algorithm)
+
+        @limited
+        def call(cost: int) -> None:
+            limited.reconfigure(rate(after, algorithm=algorithm).options)
+            limited.settle(cost)
+            assert limited.peek().free <= 5
+
+        for cost in (3, 0):
+            call(cost)
+            limited.reconfigure(rate(before, algorithm=algorithm).options)
+        still.advance(3600)
+        assert limited.peek().free == 5

@@ -312,3 +312,56 @@ def test_pause_refuses_those_who_cannot_wait_so_long(time: VirtualTime) -> None:
     with pytest.raises(RateExceeded) as caught:
         limited.acquire()
     assert caught.value.retry_after == pytest.approx(30)
+
+
+@pytest.mark.parametrize("algorithm", ["sliding", "gcra"])
+def test_a_waiter_that_is_thrown_away_in_the_middle_of_a_decision(
+    algorithm: Any, still: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a finalizer, in the thread that decides: it leaves the queue when the decision is made."""
+    limited = rate("1/s", algorithm=algorithm)
+    assert limited.try_acquire()
+    waiting = [limited.acquire_async()]
+
+    async def begin() -> None:
+        waiting[0].send(None)
+
+    asyncio.run(begin())
+    assert limited.peek().queued == 1
+    now = clock.monotonic_ns
+
+    def interrupted() -> int:
+        if waiting:
+            waiting.pop().close()
+        return now()
+
+    monkeypatch.setattr(clock, "monotonic_ns", interrupted)
+    assert not limited.try_acquire()
+    assert not limited.lines._single.queue
+
+
+def test_a_refund_passes_over_a_loop_that_has_been_closed(still: VirtualTime) -> None:
+    """Its task cannot be woken; the next one is, and has the unit."""
+    limited, served = rate("1/m"), []
+    admission = limited.acquire()
+    waiting = limited.acquire_async()
+
+    async def begin() -> None:
+        waiting.send(None)
+
+    async def main() -> None:
+        async def call() -> None:
+            async with limited:
+                served.append(clock.monotonic())
+
+        task = asyncio.ensure_future(call())
+        await asyncio.sleep(0)
+        admission.refund()
+        await task
+
+    asyncio.run(begin())
+    began = clock.monotonic()
+    asyncio.run(main())
+    assert served == [began]
+    waiting.close()
+    assert limited.peek().queued == 0

@@ -213,11 +213,15 @@ class Lines(Monitor):
         self.post(ticket)
 
     def correct(self, key: Key, mark: Mark | None, units: int) -> None:
-        """Count `units` more, or fewer, for an admission; `mark` None is the newest of the key."""
+        """Count `units` more, or fewer, for an admission; `mark` None is the newest of the key.
+
+        Nothing happens with a mark that was given for other windows, before a reload.
+        """
         with self, self._lock:
             now = self._now()
             line = self._line(key, now) if self._keyed else self._single
-            line.correct(now, mark, units)
+            if mark is None or _may_be_of(line.meter, mark):
+                line.correct(now, mark, units)
 
     def due(self, ticket: Ticket) -> tuple[float, float]:
         """When `ticket` is due: in seconds of the monotonic clock, and from now."""
@@ -352,3 +356,10 @@ class Lines(Monitor):
                 self.post(decision)
         elif waiter is not None:
             waiter.wake()
+
+
+def _may_be_of(meter: Meter, mark: Mark) -> bool:
+    newest = meter.newest()
+    if isinstance(mark, tuple):
+        return isinstance(newest, tuple) and len(mark) == len(newest)
+    return meter.timed or not isinstance(newest, tuple)
