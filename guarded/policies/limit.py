@@ -118,10 +118,12 @@ class Limit(Blocks):
 
     def reconfigure(self, options: LimitOptions) -> None:
         """Take other options in place: the pools are resized, holders finish, waiters keep their places."""
-        before = self.options
+        before, closed = self.options, self._pools.closed
         super().reconfigure(options)
         if (before.key is None) is not (options.key is None):
             self._build()
+            if closed:
+                self.close()
             return
         if before.max_concurrent == options.max_concurrent:
             learner = self.learner

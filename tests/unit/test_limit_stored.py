@@ -426,3 +426,16 @@ def test_a_lost_permit_cancels_no_more_once_it_is_given_back(desk: Desk) -> None
 
     work()
     assert desk.held == 0
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("changed", [{"max_queue": 5}, {"max_concurrent": 3}, {"key": "tenant"}])
+def test_a_reload_does_not_open_a_closed_limit(desk: Desk, stored: bool, changed: dict[str, Any]) -> None:
+    """Whatever it changes, in a store or not."""
+    policy = process(desk) if stored else limit(1)
+    policy.close()
+    given = {"max_concurrent": 1, "store": desk if stored else None, **changed}
+    with registry.isolated():
+        policy.reconfigure(limit(name="db", **given).options)
+    with pytest.raises(LimitFull, match="closed"):
+        policy.acquire(key="a" if "key" in changed else None)

@@ -58,6 +58,8 @@ class StoredLimit(Gate):
         # The one with the seat waits too, so one less may wait for the seat.
         room = None if options.max_queue is None else max(0, options.max_queue - 1)
         self._seats: Pool | KeyedPools = Pool(1, room) if options.key is None else KeyedPools(1, room)
+        if self._limit.local_pools.closed:  # before a reload, or in the parent process
+            self._seats.close()
         self._heads: dict[Pool, ThreadWaiter | TaskWaiter] = {}
         self.held = 0
         self.blocks: list[Pool] = []  # loans of ``with`` blocks: one may be left where its context cannot be seen
