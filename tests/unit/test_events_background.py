@@ -81,7 +81,7 @@ def test_a_raising_sink_is_warned_of_once() -> None:
 
 def test_guarded_calls_of_the_sink_are_not_told() -> None:
     """Else it would feed itself for ever."""
-    inner = limit(1, name="inner")(lambda: None)
+    inner, outer = (limit(1, name=name)(lambda: None) for name in ("inner", "outer"))
     seen: list[str | None] = []
 
     def write(event: Event) -> None:
@@ -90,7 +90,7 @@ def test_guarded_calls_of_the_sink_are_not_told() -> None:
 
     background = events.in_background(write)
     with events.subscribe(background, "TRACE"):
-        limit(1, name="outer")(lambda: None)()
+        outer()
         assert background.flush()
     assert seen == ["outer", None]
 
