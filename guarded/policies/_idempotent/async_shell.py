@@ -96,7 +96,7 @@ class AsyncShell:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         conduct = self._conduct
         if conduct.store.durable and run.claimed and run.phase not in (Phase.SAVING, Phase.OVER):
-            conduct.release_later(run)  # it would block the loop
+            conduct.release_later(run, at_once=True)  # here it would block the loop
         conduct.withdraw(run, call, error)
         run.task = None  # task → context → call → run → task is a cycle
 

@@ -6,7 +6,7 @@ a copy does after the body has run changes what its caller gets. Times are secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from guarded import errors
@@ -191,7 +191,7 @@ class Conduct:
             self.runs.drop(run)
             return False
 
-        upkeep.beside(min(_RETRY_STORE, run.claim.lease / 3), save)
+        _beside(run, save, at_once=not isinstance(problem, Exception))
 
     def release(self, run: Run) -> None:
         """Let the next caller run the key."""
@@ -203,8 +203,11 @@ class Conduct:
         except Exception:
             self.release_later(run)
 
-    def release_later(self, run: Run) -> None:
-        """The store could not be told at once that a run is over: tell it beside the calls, until its lease ends."""
+    def release_later(self, run: Run, *, at_once: bool = False) -> None:
+        """The store could not be told at once that a run is over: tell it beside the calls, until its lease ends.
+
+        With `at_once` it has not failed, and hears of it without delay: the process may be about to end.
+        """
         run.claimed = False
         give_up = clock.monotonic() + run.claim.lease
 
@@ -215,7 +218,7 @@ class Conduct:
                 return clock.monotonic() < give_up
             return False
 
-        upkeep.beside(min(_RETRY_STORE, run.claim.lease / 3), release)
+        _beside(run, release, at_once=at_once)
 
     def withdraw(self, run: Run, call: Call, error: BaseException | None = None) -> None:
         """What leads a run is interrupted: whoever comes next may run the key, unless it has had its effect.
@@ -348,6 +351,21 @@ class Conduct:
             "its effect; find out, then use a new key or on_abandoned='rerun'",
             policy=self.policy.label,
         )
+
+
+def _beside(run: Run, action: Callable[[], bool], *, at_once: bool) -> None:
+    """Tell the store something beside the calls until `action` says that it is done."""
+    pause = min(_RETRY_STORE, run.claim.lease / 3)
+
+    def first() -> bool:
+        if action():
+            upkeep.beside(pause, action)
+        return False
+
+    if at_once:
+        upkeep.beside(0.0, first)
+    else:
+        upkeep.beside(pause, action)
 
 
 def is_own(run: Run, call: Call, error: Exception) -> bool:
