@@ -266,20 +266,28 @@ def test_max_queue_counts_the_one_that_asks_the_store(desk: Desk, mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_taken_again_inside_itself(desk: Desk, mode: str) -> None:
-    """With no permit free the wait would never end; with one free it is no wait."""
-    for size, expected in ((1, Deadlock), (2, str)):
-        desk.loans.clear()
-        policy = process(desk, size)
-        inner = policy(lambda: "in")
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [(1, {}, Deadlock), (2, {}, str), (1, {"max_wait": 0}, LimitFull), (1, {"max_queue": 0}, LimitFull)],
+)
+def test_taken_again_inside_itself(
+    desk: Desk, mode: str, broken: bool, size: int, options: dict[str, Any], expected: type
+) -> None:
+    """Where the wait would never end, an error says so, also without the store; who would not wait is just refused."""
+    policy = process(desk, size, **options)
+    desk.broken = broken
+    inner = policy(lambda: "in")
 
-        @policy
-        async def inner_async() -> str:
-            return "in"
+    @policy
+    async def inner_async() -> str:
+        return "in"
 
-        (outcome,) = together(policy, mode, inner if mode == "sync" else inner_async)
-        assert type(outcome) is expected
-        assert desk.held == 0
+    (outcome,) = together(policy, mode, inner if mode == "sync" else inner_async)
+    assert type(outcome) is expected
+    desk.broken = False
+    assert desk.held == 0
+    assert policy.local_pools.snapshot(0.0).held == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

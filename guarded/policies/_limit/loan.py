@@ -74,12 +74,13 @@ class Loan:
             self.local.depart()
 
 
-def holds_seat(call: Call | None, seat: Pool) -> bool:
-    """Whether a call, or one around it, holds permits that callers get at this seat."""
+def borrows_from(call: Call | None, pool: Pool) -> bool:
+    """Whether a call, or one around it, holds permits that callers get here: at this seat, or of this local pool."""
     while call is not None:
         node = call.held
         while node is not None:
-            if isinstance(node[0], Loan) and node[0].seat is seat:
+            loan = node[0]
+            if isinstance(loan, Loan) and (loan.local is pool or (loan.seat is pool and loan.lease is not None)):
                 return True
             node = node[1]
         call = call.parent

@@ -22,7 +22,7 @@ from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.errors import Deadlock
 from guarded.policies._limit.core import KeyedPools, LimitSnapshot, Pool
 from guarded.policies._limit.lease import Lease, Leases
-from guarded.policies._limit.loan import Loan, holds_seat
+from guarded.policies._limit.loan import Loan, borrows_from
 from guarded.policies._limit.shells import Needs
 from guarded.policies._limit.wait import Gate
 from guarded.stores import face_of
@@ -190,7 +190,7 @@ class StoredLimit(Gate):
     def _before_waiting(self, call: Call, pool: Pool, max_wait: float) -> str:
         if self._limit.options.max_queue == 0:
             raise self._full(call, pool, "closed" if pool.closed else "queue_full", 0.0)
-        if holds_seat(call, pool):
+        if max_wait > 0 and not pool.closed and borrows_from(call, pool):
             label = self._limit.label
             raise Deadlock(
                 f"limit {label!r} is taken again inside itself with no permit free, so the wait might never end; "
