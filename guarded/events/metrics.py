@@ -132,7 +132,7 @@ def measure(event: Event) -> Iterator[Measurement]:
     waited = event.delay if event.name in _DELAYS else event.wait if event.name in _WAITED else None
     if waited is not None:
         yield WAIT, waited, (policy, layer)
-    if event.name in _REFUSALS:
+    if event.name in _REFUSALS and not event.cancelled:  # who left the queue was not refused
         yield REJECTIONS, 1, (policy, layer, event.reason or "")
 
 

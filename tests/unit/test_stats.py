@@ -174,7 +174,10 @@ async def _nothing_async() -> None: ...
     ],
 )
 def test_a_wait_that_is_cut_off_is_told_and_counted(wait: Callable[[Limit], None], reason: str) -> None:
-    """Time in a queue is time queued, also of the calls that never get in: in threads and in tasks alike."""
+    """Time in a queue is time queued, also of those that never get in: in threads and in tasks alike.
+
+    Who left the queue was not refused.
+    """
     full = limit(1)
     told: list[Event] = []
     with full.acquire(), virtual_time(), events.subscribe(told.append, "TRACE"), events.collecting() as tally:
@@ -186,6 +189,7 @@ def test_a_wait_that_is_cut_off_is_told_and_counted(wait: Callable[[Limit], None
     found = [(event.reason, event.cancelled, event.wait) for event in told if event.name == "limit.rejected"]
     assert found == [(reason, True if reason == "cancelled" else None, pytest.approx(2.0, abs=0.01))]
     assert (tally.stats().queued, tally.stats().running) == (pytest.approx(2.0, abs=0.01), pytest.approx(0.0, abs=0.01))
+    assert tally.stats().rejections.get(full.label, 0) == (1 if reason == "deadline" else 0)
 
 
 def test_retries_are_seen_through_a_worker_thread() -> None:
