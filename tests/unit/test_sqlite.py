@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,3 +178,82 @@ def test_records_survive_being_closed(store: Any) -> None:
     store.idempotent.complete("key", claim, b"result")
     store.close()
     assert isinstance(store.idempotent.begin("key", Claim("two", None, 10.0, 60.0)), Finished)
+
+
+@pytest.mark.real_clock
+def test_a_step_ends_at_the_deadline_of_its_call_when_another_process_is_in_the_file(
+    store: Any, tmp_path: Path
+) -> None:
+    """SQLite itself waits there, no longer than the call has; later calls have their usual patience again."""
+    limited = rate("5/minute", name="api", store=store)
+    assert limited.try_acquire()
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    @deadline(0.1, mode="cooperative")
+    @limited
+    def work() -> None: ...
+
+    before = clock.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        work()
+    assert clock.monotonic() - before < 1.5
+    assert store.health.since is None
+    other.rollback()
+    other.close()
+    assert limited.peek().free == 4
+    assert store.link._settings[1] == store.link.timeout * 1000
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_new_file_that_another_process_is_in(tmp_path: Path, ends: bool) -> None:
+    """Its log mode cannot be set meanwhile, and SQLite does not wait for that: we do, within the time-out."""
+    store = open_store(f"sqlite:///{tmp_path}/store.db", timeout=5 if ends else 0.1)
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE theirs (a)")
+    other.execute("BEGIN EXCLUSIVE")
+    leaving = threading.Timer(0.05, other.rollback)
+    if ends:
+        leaving.start()
+        assert isinstance(store.rates.take(RULE, Budget("api"), 1, 0.0), Passed)
+        leaving.join()
+    else:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store.rates.take(RULE, Budget("api"), 1, 0.0)
+    other.close()
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_wait_for_a_step_for_ever(tmp_path: Path) -> None:
+    """It goes on after the time-out. To the child the file is in use for good, which is an error, and harms nobody."""
+    script = """
+import os, sqlite3, sys, threading, warnings
+from guarded.stores import open_store
+from guarded.stores.contract.rate import Budget, Passed, RateRule, Refused
+warnings.simplefilter("ignore")
+store = open_store("sqlite:///" + sys.argv[1], timeout=0.05)
+ask = lambda: store.rates.take(RateRule("sliding", ((2, 10**13),)), Budget("api"), 1, 0.0)
+assert isinstance(ask(), Passed)
+inside, leave = threading.Event(), threading.Event()
+thread = threading.Thread(target=store.link.run, args=(lambda file: (inside.set(), leave.wait(20)), "NORMAL"))
+thread.start()
+inside.wait(20)
+child = os.fork()
+if not child:
+    for _ in range(2):
+        try:
+            ask()
+        except sqlite3.OperationalError:
+            continue
+        os._exit(3)
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+leave.set()
+thread.join()
+assert isinstance(ask(), Passed) and isinstance(ask(), Refused)
+sys.exit(code)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "store.db")]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
