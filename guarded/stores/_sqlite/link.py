@@ -8,6 +8,7 @@ so that it never decreases (`Transaction.now`); a clock set forward ends leases 
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import threading
@@ -133,7 +134,7 @@ class Link:
     def _set(self, connection: sqlite3.Connection, synchronous: Synchronous, seconds: float) -> None:
         if seconds > 0.9 * self.timeout:
             seconds = self.timeout  # nobody was in the way: spare the change
-        patience = int(seconds * 1000)
+        patience = math.ceil(seconds * 1000)  # not before the time is up: then it would not be for the deadline
         if self._settings != (synchronous, patience):
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             connection.execute(f"PRAGMA busy_timeout = {patience}")
