@@ -11,6 +11,7 @@ import pytest
 from litestar import Litestar, post
 from starlette.applications import Starlette
 
+from guarded import CancelToken, checkpoint
 from guarded.integrations import asgi, litestar, starlette, wsgi
 from guarded.integrations._server.inbound import Inbound, Options
 
@@ -181,3 +182,92 @@ def test_a_key_is_one_key_for_all_routes_of_litestar() -> None:
         keyed = scope((b"idempotency-key", b"k-3"), path=path, query_string=b"", root_path="")
         statuses.append(asyncio.run(exchange(app, keyed))[0]["status"])
     assert statuses == [201, 422]
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """An application that says what it was sent."""
+    message = await receive()
+    await send({"type": "http.response.start", "status": 201, "headers": []})
+    await send({"type": "http.response.body", "body": message.get("body", b"")})
+
+
+def test_a_client_that_goes_while_its_keyed_request_is_read() -> None:
+    """The application is not asked, and the key is as new."""
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+        await answer(scope, receive, send)
+
+    guarded = asgi.GuardedMiddleware(app)
+    keyed = scope((b"idempotency-key", b"k-1"))
+    assert asyncio.run(exchange(guarded, keyed, {"type": "http.disconnect"})) == []
+    assert not asked
+    sent = asyncio.run(exchange(guarded, keyed, {"type": "http.request", "body": b"order", "more_body": False}))
+    assert [sent[0]["status"], sent[1]["body"]] == [201, b"order"]
+
+
+def test_an_application_that_listens_for_the_end_of_a_keyed_request() -> None:
+    """As streaming responses do beside their work: its client is taken to stay, since the response is to be kept."""
+    ends: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+        async def listen() -> None:
+            try:
+                await receive()
+                ends.append("gone")
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+
+        listening = asyncio.ensure_future(listen())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.push", "path": "/style.css", "headers": []})
+        for chunk in (b"a", b"b"):
+            await asyncio.sleep(0)
+            await send({"type": "http.response.body", "body": chunk, "more_body": chunk == b"a"})
+        listening.cancel()
+        await asyncio.wait({listening})
+
+    sent = asyncio.run(exchange(asgi.GuardedMiddleware(app), scope((b"idempotency-key", b"k-1"))))
+    assert ends == ["cancelled"]
+    assert [sent[0]["status"], sent[1]["body"]] == [200, b"ab"]
+
+
+def test_a_keyed_request_that_gets_no_response() -> None:
+    """That is the application's mistake, which the server hears of; the key may be used again."""
+    calls: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        calls.append(scope)
+        if len(calls) > 1:
+            await answer(scope, receive, send)
+
+    guarded, keyed = asgi.GuardedMiddleware(app), scope((b"idempotency-key", b"k-1"))
+    with pytest.raises(RuntimeError, match="without a response"):
+        asyncio.run(exchange(guarded, keyed))
+    assert asyncio.run(exchange(guarded, keyed))[0]["status"] == 201
+
+
+def test_an_application_that_cancels_itself() -> None:
+    """Its client is there, and is told so."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        token = CancelToken()
+        token.cancel("shutting down")
+        with token:
+            checkpoint()
+
+    sent = asyncio.run(exchange(asgi.GuardedMiddleware(app), scope()))
+    assert sent[0]["status"] == 503
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_keyed_request_that_is_too_long(more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused as soon as that is known, and not kept."""
+    monkeypatch.setattr(asgi, "MAX_BODY", 3)
+    part = {"type": "http.request", "body": b"long", "more_body": more}
+    sent = asyncio.run(exchange(asgi.GuardedMiddleware(answer), scope((b"idempotency-key", b"k-1")), part))
+    assert sent[0]["status"] == 413
