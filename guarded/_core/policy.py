@@ -41,9 +41,10 @@ class Site:
         function: qualified name, ``module.Class.method``.
         wrapped: the callable below all layers, unbound.
         kind: how it is called. In a stream (generator) the chain runs up to the first item only.
-        layers: the whole finished stack, outermost first.
+        layers: the whole stack so far, outermost first.
         index: which of `layers` is being compiled.
-        declared: the whole stack as decorated, also where a test has taken layers out of `layers`.
+        declared: the whole finished stack, also where a test has taken layers out of `layers`; empty while an outer
+            decorator may still come.
     """
 
     function: str

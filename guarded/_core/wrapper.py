@@ -74,21 +74,21 @@ class Guarded(wrapt.FunctionWrapper[Any, Any]):
 
 def decorate(fn: F, layers: tuple[Policy[Any], ...]) -> F:
     """`fn` with `layers` put outside those it has; raises TypeError for what cannot be guarded."""
-    target: Any = fn
+    wrapped, inner = parts_of(fn)
+    check_order(layers, inner, wrapped)
+    return Guarded(wrapped, layers + inner)  # type: ignore[return-value]
+
+
+def parts_of(target: Any) -> tuple[Any, tuple[Policy[Any], ...]]:
+    """The callable below all layers, and the layers it has; raises TypeError for what cannot be guarded."""
     if isinstance(target, (classmethod, staticmethod)) and isinstance(target.__func__, Guarded):
-        inner = target.__func__
-        return _merged(type(target)(inner.__wrapped__), layers, inner._self_chain.layers)  # type: ignore[no-any-return]
+        return type(target)(target.__func__.__wrapped__), target.__func__._self_chain.layers
     if isinstance(target, Guarded):
-        return _merged(target.__wrapped__, layers, target._self_chain.layers)  # type: ignore[no-any-return]
+        return target.__wrapped__, target._self_chain.layers
     if isinstance(target, BoundGuarded):
-        return _merged(target.__wrapped__, layers, target._self_parent._self_chain.layers)  # type: ignore[no-any-return]
+        return target.__wrapped__, target._self_parent._self_chain.layers
     refuse_unguardable(target)
-    return _merged(target, layers, ())  # type: ignore[no-any-return]
-
-
-def _merged(wrapped: Any, outer: tuple[Policy[Any], ...], inner: tuple[Policy[Any], ...]) -> Any:
-    check_order(outer, inner, wrapped)
-    return Guarded(wrapped, outer + inner)
+    return target, ()
 
 
 def refuse_unguardable(target: object) -> None:

@@ -18,8 +18,9 @@ from guarded._core.registry import registry
 from guarded.cli._shell import DEFAULT_FILE, Allow, AsJson, Files, find_modules_here
 from guarded.config import loader, references, report
 from guarded.config.document import Problem, dotted, problem_at
+from guarded.config.fit import Fitting
 from guarded.config.plan import Plan
-from guarded.config.targets import Target, fault_of, functions_of
+from guarded.config.targets import Target, Targets, fault_of, functions_of
 
 
 def check_command(
@@ -27,16 +28,22 @@ def check_command(
     allow: Allow = None,
     as_json: AsJson = False,
     targets: Annotated[
-        bool, typer.Option("--targets", help="Import the modules of targets, and look for their functions.")
+        bool,
+        typer.Option(
+            "--targets", help="Import the modules of targets, look for their functions, and see that the policies fit."
+        ),
     ] = False,
 ) -> None:
     """Check files: status 0, or 2 and every problem."""
     sources: Sequence[Path] = files or [DEFAULT_FILE]
     find_modules_here()
-    plan, _ = loader.judge(sources, allow, registry)
+    plan, candidates = loader.judge(sources, allow, registry)
     problems, notes = list(plan.problems), [f"warning: {warning}" for warning in plan.warnings]
     if targets:
         problems += _look_for_targets(plan, allow, notes)
+        if not problems:
+            fitting = Fitting(plan, candidates, registry, plan.policies)
+            problems += fitting.problems(Targets(registry).reach(loader.targets_of(plan)))
     elif count := len(plan.section("targets")):
         notes.append(f"{_count(count, 'target', 'targets')} not looked for: --targets imports their modules")
     if as_json:

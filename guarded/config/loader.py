@@ -5,6 +5,7 @@ Nothing changes when anything is wrong. Loads of one registry come one after the
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
@@ -22,6 +23,7 @@ from guarded._core.policy import Policy
 from guarded._core.registry import Registry, registry
 from guarded.config.build import Candidates, build, build_layer
 from guarded.config.document import Place, Problem, problem_at
+from guarded.config.fit import Fitting
 from guarded.config.force import Force
 from guarded.config.plan import Plan, make_plan
 from guarded.config.report import Diff, compare, in_order
@@ -84,7 +86,11 @@ class Loaded:
         plan, candidates = judge(self._sources, self._allow, self._registry)
         with self._lock:
             before = self._plan
-            problems = plan.problems or self._force.lost_names(plan, before)
+            diff = compare(before.effective() if before is not None else {}, plan.effective())
+            problems = plan.problems or self._problems_of_code(plan, candidates, diff)
+            if problems and not plan.problems:
+                gc.collect()  # callables that nobody has any more, as those of a module that was reloaded, do not count
+                problems = self._problems_of_code(plan, candidates, diff)
             if problems:
                 raise ConfigError(in_order(problems))
             if ticket < self._latest:
@@ -94,7 +100,7 @@ class Loaded:
             self._force.put(plan, before, candidates)
             self._plan, self._stores = plan, candidates.stores
             self._targets.use(targets_of(plan))
-            self.diff = diff = compare(before.effective() if before is not None else {}, plan.effective())
+            self.diff = diff
             self._set_level(plan)
         for policy in candidates.declared_since(self._registry):
             self.overlay(policy)
@@ -157,6 +163,12 @@ class Loaded:
                 self._plan = None
             if self._registry.config is self:
                 self._registry.config = None
+
+    def _problems_of_code(self, plan: Plan, candidates: Candidates, diff: Diff) -> list[Problem]:
+        """Callables that would lose their policy, or get one that cannot guard them."""
+        fitting = Fitting(plan, candidates, self._registry, (*diff.added, *diff.replaced))
+        reached = self._targets.reach(targets_of(plan))
+        return [*self._force.lost_names(plan, self._plan), *fitting.problems(reached)]
 
     def _set_level(self, plan: Plan) -> None:
         level = plan.section("events").get("level")

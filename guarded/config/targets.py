@@ -91,6 +91,21 @@ class TargetLayer(Policy[TargetOptions]):
         return f"target({self.options.function!r} → {self.policy!r})"
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A function that a target means.
+
+    Attributes:
+        function: as it stands in its module or class.
+        policy: the name of the policy for it.
+        bound: whether that policy guards it already.
+    """
+
+    function: Any
+    policy: str
+    bound: bool
+
+
 @dataclass(slots=True)
 class _Binding:
     owner: Any
@@ -117,10 +132,7 @@ class Targets:
         with self._lock:
             self._targets = tuple(targets)
             self._finder.install(bool(targets))
-            wanted: dict[str, tuple[Target, Any, str]] = {}
-            for module in tuple(sys.modules.values()):
-                if isinstance(module, ModuleType):
-                    wanted |= self._wanted(module)
+            wanted = _wanted(self._targets, *_imported())
             for key in self._bindings.keys() - wanted.keys():
                 self._unbind(key)
             for key, (target, owner, name) in wanted.items():
@@ -131,8 +143,16 @@ class Targets:
         with self._lock:
             for key in [key for key in self._bindings if key.partition(":")[0] == module.__name__]:
                 del self._bindings[key]  # it has been executed again: its functions are new ones
-            for key, (target, owner, name) in self._wanted(module).items():
+            for key, (target, owner, name) in _wanted(self._targets, module).items():
                 self._bind(key, target, owner, name)
+
+    def reach(self, targets: Sequence[Target]) -> Iterator[Reach]:
+        """Every function that these patterns mean in the modules imported so far."""
+        with self._lock:
+            for key, (target, owner, name) in _wanted(targets, *_imported()).items():
+                known = self._bindings.get(key)
+                bound = known is not None and known.owner is owner and known.layer.policy == target.policy
+                yield Reach(inspect.getattr_static(owner, name), target.policy, bound)
 
     def missing(self) -> Iterator[tuple[Target, str, str | None]]:
         """Exact targets that are bound to nothing, with reason and hint; modules not imported yet are no fault."""
@@ -151,19 +171,6 @@ class Targets:
 
     def __len__(self) -> int:
         return len(self._bindings)
-
-    def _wanted(self, module: ModuleType) -> dict[str, tuple[Target, Any, str]]:
-        """Functions of a module to the most specific target for each."""
-        name = module.__name__
-        found: dict[str, tuple[Target, Any, str]] = {}
-        for target in self._targets:
-            if not target.in_module(name):
-                continue
-            for owner, steps in functions_of(target, module):
-                key = f"{name}:{'.'.join(steps)}"
-                if key not in found or target.rank() > found[key][0].rank():
-                    found[key] = target, owner, steps[-1]
-        return found
 
     def _bind(self, key: str, target: Target, owner: Any, name: str) -> None:
         known = self._bindings.get(key)
@@ -193,6 +200,24 @@ class Targets:
                 delattr(binding.owner, binding.name)
             else:
                 setattr(binding.owner, binding.name, binding.before)
+
+
+def _imported() -> list[ModuleType]:
+    return [module for module in tuple(sys.modules.values()) if isinstance(module, ModuleType)]
+
+
+def _wanted(targets: Sequence[Target], *modules: ModuleType) -> dict[str, tuple[Target, Any, str]]:
+    """The most specific target for each function of the modules, with its owner and name there."""
+    found: dict[str, tuple[Target, Any, str]] = {}
+    for module in modules:
+        for target in targets:
+            if not target.in_module(module.__name__):
+                continue
+            for owner, steps in functions_of(target, module):
+                key = f"{module.__name__}:{'.'.join(steps)}"
+                if key not in found or target.rank() > found[key][0].rank():
+                    found[key] = target, owner, steps[-1]
+    return found
 
 
 def functions_of(target: Target, module: ModuleType) -> list[tuple[Any, tuple[str, ...]]]:

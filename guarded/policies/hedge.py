@@ -53,13 +53,12 @@ class Hedge(Policy[HedgeOptions]):
         return f"hedge({after}{more}{f', name={self.name!r}' if self.name else ''})"
 
     def check(self, site: Site) -> None:
-        """Refuse generators: the items of two copies cannot be told apart."""
+        """Refuse generators, whose items cannot be told apart, and in a finished stack what may not run twice."""
         if site.is_stream:
             raise TypeError(f"{site.function} is a generator, which cannot be hedged: hedge the calls inside it")
-
-    def _demand_idempotent(self, site: Site) -> None:
-        # Judged when a chain is compiled, at the first call: an outer @idempotent comes after this decorator.
-        if not self.options.idempotent and not any(layer.kind == "idempotent" for layer in site.declared):
+        # Only a finished stack has `declared`: an outer @idempotent comes after this decorator.
+        may_repeat = self.options.idempotent or any(layer.kind == "idempotent" for layer in site.declared)
+        if site.declared and not may_repeat:
             raise TypeError(
                 f"{self!r} runs {site.function} more than once: say hedge(idempotent=True) if that does no harm, "
                 "or put @idempotent around it"
@@ -81,7 +80,6 @@ class Hedge(Policy[HedgeOptions]):
 
     def sync_layer(self, proceed: SyncNext, site: Site) -> SyncNext:
         """Copies in worker threads; in place while a percentile is unknown, or where threads would do no good."""
-        self._demand_idempotent(site)
         delay, budget = self._delay(), find_budget(self.options.budget)
 
         def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
@@ -102,7 +100,6 @@ class Hedge(Policy[HedgeOptions]):
 
     def async_layer(self, proceed: AsyncNext, site: Site) -> AsyncNext:
         """Copies in tasks; in place while a percentile is unknown."""
-        self._demand_idempotent(site)
         delay, budget = self._delay(), find_budget(self.options.budget)
 
         async def shell(call: Call, fn: Fn, args: Args, kwargs: Kwargs) -> Any:
