@@ -34,6 +34,12 @@ class _Finished(cachetools.TLRUCache[str, Record[Any]]):
         self.evicted += 1
         return super().popitem()
 
+    def clear(self) -> None:
+        """Forget all; before cachetools 7.1 that goes through `popitem`, and would count."""
+        evicted = self.evicted
+        super().clear()
+        self.evicted = evicted
+
 
 class MemoryStore(Monitor):
     """Keeps idempotency records until the process ends.

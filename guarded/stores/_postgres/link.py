@@ -69,7 +69,7 @@ class Link:
     def _run(self, statement: bytes, values: Row, until: float) -> list[Row]:
         connection = self._take(until)
         try:
-            connection.send_query_params(statement, values)
+            connection.send_query_params(statement, list(values))  # older ones of psycopg take no tuple
             rows = _rows(_answer(connection, until))
         except Refusal:
             self._is_set_up = False  # perhaps the table is gone
