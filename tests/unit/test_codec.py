@@ -175,7 +175,8 @@ VALUES = [
 def test_round_trip(value: Any) -> None:
     """Equal, and of the same type all the way down."""
     again = codec.decode(codec.encode(value))
-    assert repr(again) == repr(value)
+    if not isinstance(value, set):  # which has no order of its own
+        assert repr(again) == repr(value)
     if value == value:
         assert again == value
     assert _shape(again) == _shape(value)
