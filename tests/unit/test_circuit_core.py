@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
 
 from guarded.policies._circuit.core import CircuitCore
-from guarded.policies._circuit.terms import CLOSED, DISABLED, FAILURE, SUCCESS, Permit, Rules
+from guarded.policies._circuit.terms import CLOSED, DISABLED, FAILURE, OPEN, SUCCESS, Permit, Rules
 
 RULES = Rules(
     failures=None,
@@ -63,3 +64,12 @@ def test_successes_may_be_told_later_once_there_are_enough_calls() -> None:
         core.settle(admitted(core), outcome, 0)
         until.append(core.quick_until)
     assert until == [0, 0, 0, 100]
+
+
+def test_successes_that_were_put_off_are_taken_out_where_nothing_counts_them() -> None:
+    """Else they would be told again, to a later state."""
+    core = CircuitCore(RULES)
+    core.restore(OPEN, 5, age=0, in_a_row=0)
+    times = deque([1, 2, 3])
+    core.succeed(times)
+    assert (list(times), core.in_a_row) == ([], 0)

@@ -195,6 +195,15 @@ def test_one_who_is_missing_does_not_keep_those_behind_for_long() -> None:
     assert (missing.at, made.users, made.queue) == (now, 0, [])
 
 
+def test_one_who_is_missing_does_not_keep_one_that_goes_on_to_a_limit() -> None:
+    """It is counted at its own time, so that who asks whether its turn has come is the first then."""
+    made = line(1, 10 * GRACE)
+    missing, second = callers(made, 2)
+    assert missing.timer == 10 * GRACE
+    assert made.is_due(20 * GRACE, second)
+    assert (missing.at, second.at) == (10 * GRACE, 20 * GRACE)
+
+
 def test_those_of_a_loop_that_was_blocked_go_in_order() -> None:
     """All of them are late: the first to come goes first, though the later ones were counted at later times."""
     made = Line(Sliding(2, 10 * GRACE), Floor(), deque())
