@@ -54,6 +54,7 @@ class Limit(Blocks):
 
     def __init__(self, options: LimitOptions, *, name: str | None = None) -> None:
         super().__init__(options, name=name)
+        self.stored: StoredLimit | None = None
         self._build()
         after_fork(self, Limit._forget_callers)
 
@@ -96,13 +97,14 @@ class Limit(Blocks):
         self._priority = options.priority if isinstance(options.priority, int) else 0
         pools = self._pools if self._weight == 1 and self.learner is None else None
         self._quick = pools if isinstance(pools, Pool) else None  # may be taken from without the lock
-        self.stored = None if options.store is None else self._in_store()
+        if options.store is not None:
+            self._quick = None
+            self.stored = self.stored or self._in_store()
         self.gate: Gate = self.stored or Gate(self)
 
     def _in_store(self) -> StoredLimit:
         from guarded.policies._limit.stored import StoredLimit  # only where there is a store
 
-        self._quick = None
         return StoredLimit(self)
 
     def __repr__(self) -> str:
@@ -120,7 +122,10 @@ class Limit(Blocks):
         """Take other options in place: the pools are resized, holders finish, waiters keep their places."""
         before, closed = self.options, self._pools.closed
         super().reconfigure(options)
-        if (before.key is None) is not (options.key is None):
+        other_keys = (before.key is None) is not (options.key is None)
+        if other_keys or (before.store, before.when_store_fails) != (options.store, options.when_store_fails):
+            self.stored = None
+        if other_keys:
             self._build()
             if closed:
                 self.close()
@@ -134,6 +139,8 @@ class Limit(Blocks):
             previous = self.apply(options.initial)
             self.tell_resized(None, previous, options.initial, "reconfigured")
         self._pools.allow(options.max_queue)
+        if self.stored is not None:
+            self.stored.allow(options.max_queue)
 
     def check(self, site: Site) -> None:
         """Raise ValueError when `key`, `weight` or `priority` names a parameter the callable has not."""

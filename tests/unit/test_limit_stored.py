@@ -447,3 +447,76 @@ def test_a_reload_does_not_open_a_closed_limit(desk: Desk, stored: bool, changed
         policy.reconfigure(limit(name="db", **given).options)
     with pytest.raises(LimitFull, match="closed"):
         policy.acquire(key="a" if "key" in changed else None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_whoever_waits_is_seen(desk: Desk, mode: str) -> None:
+    """The first in line, who asks the store, and those behind it; in the events as in the snapshot."""
+    policy = process(desk)
+    seen: list[tuple[int, int]] = []
+
+    def look(body: Callable[[], Any]) -> Callable[[], Any]:
+        def looking() -> Any:
+            snapshot = policy.snapshot()
+            seen.append((snapshot.held, snapshot.queued))
+            return body()
+
+        return looking
+
+    with capture("INFO") as events:
+        together(policy, mode, pause(mode, 1), *[look(pause(mode, 1))] * 3)
+    assert seen == [(1, 2), (1, 1), (1, 0)]
+    assert [event.queued for event in events if event.name == "limit.queued"] == [1, 2, 3]
+    assert policy.snapshot().queued == 0
+
+
+@pytest.mark.parametrize("changed", [{}, {"max_queue": 5}, {"max_wait": 90}])
+def test_a_reload_keeps_who_holds_and_who_waits(desk: Desk, changed: dict[str, Any]) -> None:
+    """One process goes on with one place in the queue of the store; and closing still reaches them."""
+    policy = process(desk, max_queue=7)
+
+    def body() -> tuple[int, int, float]:
+        sleep(1)
+        with registry.isolated():
+            policy.reconfigure(limit(1, name="db", store=desk, **changed).options)
+        snapshot = policy.snapshot()
+        policy.close()
+        return snapshot.held, snapshot.queued, snapshot.oldest_wait
+
+    first, *others = together(policy, "sync", body, lambda: None, lambda: None)
+    assert first == (1, 2, pytest.approx(1, abs=0.1))
+    assert [type(each) for each in others] == [LimitFull, LimitFull]
+
+
+def test_a_reload_lets_more_or_fewer_wait_and_in(desk: Desk) -> None:
+    """At once, in the process that was reloaded."""
+    policy = process(desk, max_queue=0)
+
+    def reload(size: int, max_queue: int) -> None:
+        with registry.isolated():
+            policy.reconfigure(limit(size, name="db", store=desk, max_queue=max_queue).options)
+
+    def body() -> None:
+        with pytest.raises(LimitFull):
+            policy.call(lambda: None)
+        reload(1, 1)
+        sleep(5)
+
+    outcomes = together(policy, "sync", body, lambda: "waited", lambda: None)
+    assert outcomes[1] == "waited"
+    assert isinstance(outcomes[2], LimitFull)
+    with policy.acquire():
+        reload(2, 0)
+        assert policy.call(lambda: "in") == "in"
+
+
+def test_a_reload_that_takes_another_store_begins_anew_there(desk: Desk) -> None:
+    """Who holds goes on in the store where the permit is from."""
+    policy, other = process(desk), Desk()
+    with policy.acquire():
+        with registry.isolated():
+            policy.reconfigure(limit(1, name="db", store=other).options)
+        assert policy.snapshot().held == 0
+        with policy.acquire():
+            assert (desk.held, other.held) == (1, 1)
+    assert (desk.held, other.held) == (0, 0)

@@ -20,6 +20,8 @@ from guarded._core.keys import Key, digest
 from guarded._core.policy import Args, AsyncNext, Fn, Kwargs
 from guarded._core.waiters import TaskWaiter, ThreadWaiter
 from guarded.errors import Deadlock
+from guarded.events.bus import bus
+from guarded.events.model import INFO
 from guarded.policies._limit.core import KeyedPools, LimitSnapshot, Pool
 from guarded.policies._limit.lease import Lease, Leases
 from guarded.policies._limit.loan import Loan, borrows_from
@@ -41,7 +43,7 @@ _KEEP = 1.0  # a place in the store's queue outlives so long a silence of its pr
 class StoredLimit(Gate):
     """The way to permits in a store, and back."""
 
-    __slots__ = ("__weakref__", "_access", "_heads", "_seats", "_store", "blocks", "held", "leases")
+    __slots__ = ("__weakref__", "_access", "_asking", "_heads", "_seats", "_store", "blocks", "held", "leases")
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -55,12 +57,12 @@ class StoredLimit(Gate):
     def _reset(self) -> None:
         """Nobody of this process waits or holds."""
         options = self._limit.options
-        # The one with the seat waits too, so one less may wait for the seat.
-        room = None if options.max_queue is None else max(0, options.max_queue - 1)
+        room = _room(options.max_queue)
         self._seats: Pool | KeyedPools = Pool(1, room) if options.key is None else KeyedPools(1, room)
         if self._limit.local_pools.closed:  # before a reload, or in the parent process
             self._seats.close()
         self._heads: dict[Pool, ThreadWaiter | TaskWaiter] = {}
+        self._asking: dict[Pool, float] = {}  # since when the one who has the seat waits
         self.held = 0
         self.blocks: list[Pool] = []  # loans of ``with`` blocks: one may be left where its context cannot be seen
 
@@ -87,10 +89,11 @@ class StoredLimit(Gate):
                 return 0.0 if reply is not None else self._do_without(call, loan, priority, max_wait)
         during = self._before_waiting(call, loan.seat, max_wait)
         waiters.refuse_on_loop_thread(f"waiting for limit {self._limit.label!r}", self._limit.label)
-        super()._tell_queued(call, loan.seat)
+        self._tell_in_line(call, loan.seat)
         super().enter(call, loan.seat, 1, priority, max_wait)
         reply = None
         try:
+            self._asking[loan.seat] = since
             for pause in _pauses():
                 self._refuse_if_closed(call, loan, since)
                 reply = self._access.ask(call, self._borrow, call, loan, pledge, _KEEP)
@@ -116,10 +119,11 @@ class StoredLimit(Gate):
             if reply is None or isinstance(reply, Granted):
                 return 0.0 if reply is not None else await self._do_without_async(call, loan, priority, max_wait)
         during = self._before_waiting(call, loan.seat, max_wait)
-        super()._tell_queued(call, loan.seat)
+        self._tell_in_line(call, loan.seat)
         await super().enter_async(call, loan.seat, 1, priority, max_wait)
         reply = None
         try:
+            self._asking[loan.seat] = since
             for pause in _pauses():
                 self._refuse_if_closed(call, loan, since)
                 reply = await self._access.ask_async(call, self._borrow_async, call, loan, pledge, _KEEP)
@@ -209,14 +213,23 @@ class StoredLimit(Gate):
         if not self._is_seat(pool):  # else it is told already
             super()._tell_queued(call, pool)
 
+    def _tell_in_line(self, call: Call, seat: Pool) -> None:
+        """A call is about to line up for the seat."""
+        if bus.threshold <= INFO:
+            active, queued, limit = self._figures(seat)
+            bus.emit("limit.queued", call, self._limit, active=active, queued=queued + 1, limit=limit)
+
     def _figures(self, pool: Pool) -> tuple[int, int, int]:
-        return (self.held, len(pool.queue), self.size) if self._is_seat(pool) else super()._figures(pool)
+        if not self._is_seat(pool):
+            return super()._figures(pool)
+        return self.held, len(pool.queue) + pool.held, self.size  # who has the seat waits, too
 
     def _is_seat(self, pool: Pool) -> bool:
         return pool is self._seats or pool.home is self._seats
 
     def _leave_seat(self, seat: Pool) -> None:
         self._heads.pop(seat, None)
+        self._asking.pop(seat, None)
         seat.give_back(1)
 
     def _gave_up(self, call: Call, loan: Loan, pledge: Pledge, error: BaseException, since: float) -> None:
@@ -301,6 +314,10 @@ class StoredLimit(Gate):
         """A coroutine function goes on when its permits are back in the store."""
         return _async_shell(self._limit, self, needs, is_stream, proceed)
 
+    def allow(self, max_queue: int | None) -> None:
+        """Set how many of this process may wait from now on."""
+        self._seats.allow(_room(max_queue))
+
     def close(self) -> None:
         """Refuse new calls of this process, and those that wait."""
         self._seats.close()
@@ -310,7 +327,13 @@ class StoredLimit(Gate):
     def snapshot(self, now: float) -> LimitSnapshot:
         """What this process holds, and who waits here."""
         seats = self._seats.snapshot(now)
-        return LimitSnapshot(self.size, self.leases.permits, seats.queued, seats.oldest_wait, seats.keys)
+        oldest = max(seats.oldest_wait, now - min(tuple(self._asking.values()), default=now))
+        return LimitSnapshot(self.size, self.leases.permits, seats.queued + seats.held, oldest, seats.keys)
+
+
+def _room(max_queue: int | None) -> int | None:
+    """How many may wait for the seat: the one who has it waits too."""
+    return None if max_queue is None else max(0, max_queue - 1)
 
 
 def _pauses() -> Any:
