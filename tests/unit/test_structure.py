@@ -7,10 +7,14 @@ import importlib.metadata
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import guarded
 
@@ -140,3 +144,24 @@ def test_the_version_is_that_of_the_distribution() -> None:
     else:
         assert guarded.__version__ == expected
     assert f"{guarded.CircuitOpen.__module__}.{guarded.CircuitOpen.__qualname__}" == "guarded.errors.CircuitOpen"
+
+
+def test_the_suite_also_runs_on_every_lower_bound() -> None:
+    """`tests/lowest.txt` pins just what the package, its extras and what it works with ask for."""
+    here = Path(__file__).parents[2]
+    document = tomllib.loads((here / "pyproject.toml").read_text())
+    project, groups = document["project"], document["dependency-groups"]
+    extras = [*project["optional-dependencies"].values(), groups["http"], groups["queues"]]
+    asked = [Requirement(line) for lines in (project["dependencies"], *extras) for line in lines]
+    bounds: set[tuple[str, Version | None]] = set()
+    for requirement in asked:
+        if requirement.name != "guarded":
+            (bound,) = requirement.specifier
+            assert bound.operator == ">=", f"{requirement} names no lower bound, or more than that"
+            bounds.add((canonicalize_name(requirement.name), Version(bound.version)))
+    pins: dict[str, Version] = {}
+    for line in (here / "tests" / "lowest.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition("==")
+            pins[canonicalize_name(name)] = Version(version)
+    assert bounds == {(name, pins.get(name)) for name, _ in bounds}
