@@ -6,10 +6,12 @@ Delays need a schedule source and a running ``taskiq scheduler``, or a broker th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from guarded._core.extras import missing
@@ -20,6 +22,10 @@ try:
     from taskiq.kicker import AsyncKicker
 except ModuleNotFoundError as error:
     raise missing(error, __name__, "taskiq") from error
+
+# Before that, what a plain function's task sends again is lost without a word.
+if tuple(map(int, re.findall(r"\d+", version("taskiq"))[:3])) < (0, 12, 1):
+    raise ImportError(f"{__name__} needs taskiq 0.12.1 or later, not {version('taskiq')}: pip install -U taskiq")
 
 from guarded._core import clock
 from guarded.integrations._queue.task import HEADER, Part, Progress, Redelivery, Task, is_plain_call

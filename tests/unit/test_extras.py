@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 import subprocess
 import sys
 
@@ -49,6 +51,15 @@ def test_fastapi_is_what_brings_starlette(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delitem(sys.modules, f"guarded.integrations.{module}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"guarded\.integrations\.fastapi needs .*: pip install 'fastapi'"):
         importlib.import_module("guarded.integrations.fastapi")
+
+
+@pytest.mark.parametrize("version", ["0.11.20", "0.12.0", "0.12"])
+def test_a_taskiq_that_would_lose_tasks_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is imported, and not by a task that never comes again."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
+    monkeypatch.delitem(sys.modules, "guarded.integrations.taskiq", raising=False)
+    with pytest.raises(ImportError, match=rf"needs taskiq 0\.12\.1 or later, not {re.escape(version)}: pip install -U"):
+        importlib.import_module("guarded.integrations.taskiq")
 
 
 SINKS = (("prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry"), ("structlog", "structlog"))
