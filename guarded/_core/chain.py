@@ -37,13 +37,14 @@ class Chain:
     """The stack of one callable and what it was compiled to.
 
     Attributes:
+        block: the ``registry.isolated()`` block in which it was made, if in one.
         layers: outermost first, as decorated; names are not looked up.
         kind: how the callable is called.
         run: the compiled chain; compiles itself at the first call.
         new_call: makes the `Call` that goes through it, within the one around it.
     """
 
-    __slots__ = ("__weakref__", "_version", "function", "kind", "layers", "new_call", "run", "wrapped")
+    __slots__ = ("__weakref__", "_version", "block", "function", "kind", "layers", "new_call", "run", "wrapped")
 
     def __init__(self, wrapped: Any, layers: tuple[Policy[Any], ...], kind: Kind | None = None) -> None:
         self.wrapped = wrapped
@@ -51,6 +52,7 @@ class Chain:
         self.kind: Kind = kind or kind_of(wrapped)
         self.function = qualified_name(wrapped)
         self.new_call = call_maker(self.function)
+        self.block = registry.block
         self._version = 0
         self.run: Callable[[Call, Fn, Args, Kwargs], Any] = self._compile_and_run
         for index, layer in enumerate(layers):

@@ -37,6 +37,10 @@ class Config(Protocol):
 class Registry:
     """The named policies and stacks of this process; iterates over its names.
 
+    Attributes:
+        config: the config in force, if any.
+        block: stands for the `isolated` block that is open, or for being in none.
+
     Example:
         >>> from guarded import limit, registry
         >>> with registry.isolated():
@@ -51,6 +55,7 @@ class Registry:
         self._listeners: list[Callable[[], object]] = []
         self._annexes: list[Callable[[], Iterable[Policy[Any]]]] = []
         self.config: Config | None = None
+        self.block = object()
 
     def intern(self, policy: PolicyT) -> PolicyT:
         """Register `policy` under its name, or give back the equal one that has it already.
@@ -154,6 +159,7 @@ class Registry:
         with self._lock:
             saved, self._policies = self._policies, {}
             config, self.config = self.config, None
+            block, self.block = self.block, object()
         self.changed()
         try:
             yield self
@@ -161,6 +167,7 @@ class Registry:
             with self._lock:
                 self._policies = saved
                 self.config = config
+                self.block = block
             self.changed()
 
     def __repr__(self) -> str:

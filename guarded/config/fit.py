@@ -51,7 +51,7 @@ class Fitting:
     def problems(self, reached: Iterable[Reach]) -> Iterator[Problem]:
         """One for each layer and callable that do not fit; `reached` is what the targets of the plan mean."""
         if self._changed:
-            for chain in living():
+            for chain in [chain for chain in living() if chain.block is self._registry.block]:
                 stack = self._stack(chain.layers)
                 site = Site(chain.function, chain.wrapped, chain.kind, stack, 0, stack)
                 yield from self._judge(site, self._changed)

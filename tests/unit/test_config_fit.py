@@ -189,6 +189,24 @@ def test_check_on_the_command_line(shop: ModuleType, tmp_path: Path, monkeypatch
     assert CliRunner().invoke(app, ["check", "g.yaml", "--targets"]).exit_code == 0
 
 
+def test_what_an_isolated_registry_knows_is_what_was_made_there() -> None:
+    """A test may use the names of the program for functions of its own; a program's are judged again after it."""
+
+    @guard("p")
+    def charge(order_id: str) -> str:
+        return order_id
+
+    with registry.isolated(), load(keyed("order")):
+
+        @guard("p")
+        def of_the_test(order: str) -> str:
+            return order
+
+        assert of_the_test("a") == "a"
+    assert len(refusals(keyed("order"))) == 1
+    assert charge.__name__ == "charge"
+
+
 def test_circles_in_code_are_told_by_calls() -> None:
     """They do not keep a file from being loaded."""
 
