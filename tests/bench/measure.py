@@ -16,11 +16,11 @@ Async = Callable[[], Awaitable[object]]
 
 def measure(cases: dict[str, Sync], *, rounds: int = 15, seconds: float = 0.02) -> dict[str, float]:
     """Best nanoseconds per call of each case; a round runs every case once, for about `seconds`."""
-    numbers = {name: _calibrate(case, seconds) for name, case in cases.items()}
     best = dict.fromkeys(cases, float("inf"))
     gc.collect()
-    gc.disable()
+    gc.disable()  # while the numbers of calls are found, too: one pass is longer than a thousand calls
     try:
+        numbers = {name: _calibrate(case, seconds) for name, case in cases.items()}
         for _ in range(rounds):
             for name, case in cases.items():
                 best[name] = min(best[name], _run(case, numbers[name]) / numbers[name])
@@ -51,15 +51,15 @@ def measure_async(cases: dict[str, Async], *, rounds: int = 15, seconds: float =
 async def measure_in_loop(cases: dict[str, Async], *, rounds: int = 15, seconds: float = 0.02) -> dict[str, float]:
     """The same on the running loop."""
     numbers = {}
-    for name, case in cases.items():
-        number = 1
-        while (elapsed := await _run_async(case, number)) < seconds * 1e8:
-            number *= 4
-        numbers[name] = max(1, int(number * seconds * 1e9 / elapsed))
     best = dict.fromkeys(cases, float("inf"))
     gc.collect()
     gc.disable()
     try:
+        for name, case in cases.items():
+            number = 1
+            while (elapsed := await _run_async(case, number)) < seconds * 1e8:
+                number *= 4
+            numbers[name] = max(1, int(number * seconds * 1e9 / elapsed))
         for _ in range(rounds):
             for name, case in cases.items():
                 best[name] = min(best[name], await _run_async(case, numbers[name]) / numbers[name])
