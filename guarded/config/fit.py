@@ -56,10 +56,7 @@ class Fitting:
                 site = Site(chain.function, chain.wrapped, chain.kind, stack, 0, stack)
                 yield from self._judge(site, self._changed)
         for found in reached:
-            try:
-                wrapped, layers = parts_of(found.function)
-            except TypeError:  # what cannot be guarded is told by `guarded.check`
-                continue
+            wrapped, layers = parts_of(found.function)
             stack = self._named(found.policy, ()) + self._stack(layers)
             site = Site(qualified_name(wrapped), wrapped, kind_of(wrapped), stack, 0, stack)
             yield from self._judge(site, self._changed if found.bound else self._plan.policies)
